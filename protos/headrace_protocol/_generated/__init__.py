@@ -1,0 +1,1 @@
+"""Generated from protos/*.proto by protos/generate.py; not edited by hand."""

@@ -1,0 +1,70 @@
+"""The one error class and its eight codes. Edge tables (HTTP, gRPC) live in the gateways."""
+
+from __future__ import annotations
+
+import enum
+
+
+class ErrorCode(enum.Enum):
+    """What kind of failure it is; names are Triton's."""
+
+    UNKNOWN = "UNKNOWN"
+    INTERNAL = "INTERNAL"
+    NOT_FOUND = "NOT_FOUND"
+    INVALID_ARG = "INVALID_ARG"
+    UNAVAILABLE = "UNAVAILABLE"
+    UNSUPPORTED = "UNSUPPORTED"
+    ALREADY_EXISTS = "ALREADY_EXISTS"
+    CANCELLED = "CANCELLED"
+
+
+class FailureReason(enum.Enum):
+    """Why an accepted request failed: the `reason` label of nv_inference_request_failure."""
+
+    REJECTED = "REJECTED"
+    CANCELED = "CANCELED"
+    BACKEND = "BACKEND"
+    OTHER = "OTHER"
+
+
+class InferError(Exception):
+    """A failure with a code and a sentence for the caller that names what is wrong."""
+
+    def __init__(self, code: ErrorCode, message: str, reason: FailureReason = FailureReason.OTHER) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.reason = reason
+
+    def __repr__(self) -> str:
+        return f"InferError({self.code.value}, {self.message!r})"
+
+
+def invalid(message: str) -> InferError:
+    """Return an INVALID_ARG error: the caller's mistake."""
+    return InferError(ErrorCode.INVALID_ARG, message)
+
+
+def not_found(message: str) -> InferError:
+    """Return a NOT_FOUND error."""
+    return InferError(ErrorCode.NOT_FOUND, message)
+
+
+def unavailable(message: str, reason: FailureReason = FailureReason.OTHER) -> InferError:
+    """Return an UNAVAILABLE error: it may work later or elsewhere."""
+    return InferError(ErrorCode.UNAVAILABLE, message, reason)
+
+
+def unsupported(message: str) -> InferError:
+    """Return an UNSUPPORTED error."""
+    return InferError(ErrorCode.UNSUPPORTED, message)
+
+
+def internal(message: str, reason: FailureReason = FailureReason.OTHER) -> InferError:
+    """Return an INTERNAL error: not the caller's fault."""
+    return InferError(ErrorCode.INTERNAL, message, reason)
+
+
+def cancelled(message: str = "the request was cancelled") -> InferError:
+    """Return a CANCELLED error."""
+    return InferError(ErrorCode.CANCELLED, message, FailureReason.CANCELED)

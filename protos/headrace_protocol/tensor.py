@@ -1,0 +1,36 @@
+"""What a tensor is (TensorSpec) and where its bytes lie (TensorRef)."""
+
+from __future__ import annotations
+
+import msgspec
+
+ARENA = -1
+"""TensorRef.source of bytes in the arena that the two processes share."""
+
+
+class TensorRef(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A range of bytes. `source` is ARENA, or an index into the descriptors that came with the same frame."""
+
+    offset: int
+    nbytes: int
+    source: int = ARENA
+
+
+class TensorSpec(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A tensor as a model declares it: `shape` may hold -1 for a dimension that varies."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    optional: bool = False
+
+
+class Tensor(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A concrete tensor: `shape` is complete, `ref` says where the wire form of its elements lies."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    ref: TensorRef
+    item_shapes: tuple[tuple[int, ...], ...] | None = None
+    """For a ragged input: the shape each request gave, its elements lying one after another in `ref`."""

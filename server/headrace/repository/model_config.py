@@ -1,0 +1,129 @@
+"""ModelConfig as the server uses it: parsed once, complete, frozen. Text, JSON and defaults are other modules' work.
+
+Names follow Triton's config.pbtxt. `proto` keeps the whole normalised message, for the configuration endpoints and
+for backends; the fields beside it are what the server itself decides by.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from headrace_protocol._generated import model_config_pb2 as pb
+from headrace_protocol.datatype import DataType
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something wrong in a configuration: where (`dynamic_batching.max_queue_delay_microseconds`) and what."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used; holds every problem found, not the first."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("; ".join(map(str, problems)))
+        self.problems = problems
+
+
+@dataclass(frozen=True, slots=True)
+class TensorConfig:
+    """An input or output. `dims` leave out the batch dimension where the model batches; -1 = varies."""
+
+    name: str
+    datatype: DataType
+    dims: tuple[int, ...]
+    reshape: tuple[int, ...] | None = None
+    """Shape the backend sees instead of dims (batch dimension left out too); None = dims."""
+    optional: bool = False
+    allow_ragged_batch: bool = False
+    is_shape_tensor: bool = False
+    label_filename: str = ""
+
+
+class TimeoutAction(enum.Enum):
+    """What happens to a request whose time in the queue is over."""
+
+    REJECT = "REJECT"
+    DELAY = "DELAY"
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePolicy:
+    """How long and how many requests may wait. 0 = without limit."""
+
+    timeout_action: TimeoutAction = TimeoutAction.REJECT
+    default_timeout_us: int = 0
+    allow_timeout_override: bool = False
+    max_queue_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicBatching:
+    """Settings of the dynamic batcher. Sizes count rows; priority 1 is the highest; priority_levels 0 = no levels."""
+
+    preferred_batch_sizes: tuple[int, ...] = ()
+    max_queue_delay_us: int = 0
+    preserve_ordering: bool = False
+    priority_levels: int = 0
+    default_priority_level: int = 0
+    default_queue_policy: QueuePolicy = QueuePolicy()
+    priority_queue_policies: Mapping[int, QueuePolicy] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceGroup:
+    """`count` executions at once on each of its devices. kind: KIND_CPU, KIND_GPU or KIND_MODEL."""
+
+    name: str
+    kind: str
+    count: int
+    gpus: tuple[int, ...] = ()
+    passive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPolicy:
+    """Which versions of a model serve: `specific` if not None, else the `latest` highest; latest 0 = all."""
+
+    latest: int = 1
+    specific: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A model's complete configuration. Build it with config_text/normalise, never by hand outside tests."""
+
+    name: str
+    backend: str
+    platform: str
+    max_batch_size: int
+    inputs: tuple[TensorConfig, ...]
+    outputs: tuple[TensorConfig, ...]
+    instance_groups: tuple[InstanceGroup, ...]
+    version_policy: VersionPolicy
+    dynamic_batching: DynamicBatching | None
+    decoupled: bool
+    default_model_filename: str
+    parameters: Mapping[str, str]
+    metric_tags: Mapping[str, str]
+    proto: pb.ModelConfig
+    """The normalised message. Read-only by agreement."""
+
+    @cached_property
+    def input_by_name(self) -> dict[str, TensorConfig]:
+        """Inputs by name."""
+        return {tensor.name: tensor for tensor in self.inputs}
+
+    @cached_property
+    def output_by_name(self) -> dict[str, TensorConfig]:
+        """Outputs by name."""
+        return {tensor.name: tensor for tensor in self.outputs}
