@@ -1,0 +1,33 @@
+# Every target sets up what it needs in .venv on first use. PYTHON is the interpreter that .venv is made with.
+PYTHON ?= python3
+BIN := .venv/bin
+PROTOS := .venv-protos/bin
+
+.PHONY: serve test check bench protos
+.DELETE_ON_ERROR:
+
+serve: .venv/serve-installed
+	$(BIN)/headrace serve --model-repository=model_repository $(ARGS)
+
+test: .venv/dev-installed
+	$(BIN)/python -m pytest $(ARGS)
+
+check: .venv/dev-installed .venv-protos/installed
+	$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy && $(BIN)/lint-imports
+	$(PROTOS)/python protos/generate.py --check
+
+bench: .venv/dev-installed
+	$(BIN)/python tests/bench/run.py $(ARGS)
+
+protos: .venv-protos/installed
+	$(PROTOS)/python protos/generate.py
+
+.venv/serve-installed: pyproject.toml
+	$(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet --editable '.[onnxruntime,native]' && touch $@
+
+.venv/dev-installed: pyproject.toml
+	$(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet --editable '.[dev]' && touch $@
+
+# protoc 25 is deliberate (docs/adr/0002-private-descriptor-pool.md); its Python package needs pkg_resources.
+.venv-protos/installed: Makefile
+	$(PYTHON) -m venv .venv-protos && $(PROTOS)/python -m pip install --quiet grpcio-tools==1.62.3 'setuptools<81' && touch $@
