@@ -1,0 +1,147 @@
+"""The handlers on pygrpc-native: HTTP/2 and gRPC framing in its own threads, calls handed to the loop in batches.
+
+One thread of ours waits for events and wakes the event loop once a batch. Methods that stream requests are passed on
+by the native front to a grpcio server behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import threading
+from typing import Any, Final
+
+from pygrpc_native import EVENT_CALL, NativeGrpcFront
+
+from headrace.gateway.grpc.errors import NUMBER, RESOURCE_EXHAUSTED, details
+from headrace.gateway.grpc.grpcio_server import StreamServer
+from headrace.gateway.grpc.service import Awaited, GrpcService, Immediate, Metadata, failure
+from headrace.gateway.grpc.settings import GrpcSettings
+from headrace_protocol.errors import InferError, cancelled, unavailable
+
+_BATCH: Final = 64
+_IO_THREADS: Final = 1
+
+Event = tuple[int, int, int, bytes | None, bytes | str | None, Any]
+
+
+class NativeServer:
+    """One native front over a service."""
+
+    def __init__(self, service: GrpcService, settings: GrpcSettings) -> None:
+        self._settings = settings
+        self._methods: list[tuple[str, Immediate | None, Awaited | None]] = [
+            *((path, handler, None) for path, handler in service.immediate.items()),
+            *((path, None, handler) for path, handler in service.awaited.items()),
+        ]
+        self._front: Any = None
+        self._loop: asyncio.AbstractEventLoop
+        self._thread: threading.Thread
+        self._streams = StreamServer(settings)
+        self._directory: str = ""
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._stopping = False
+
+    async def start(self) -> int:
+        """Bind, serve, and return the port. Raises OSError where the port cannot be had."""
+        settings = self._settings
+        self._loop = asyncio.get_running_loop()
+        front = NativeGrpcFront(
+            settings.target,
+            [(path, False) for path, _, _ in self._methods],
+            io_threads=_IO_THREADS,
+            call_details=True,
+            keepalive_time_ms=settings.keepalive_time_ms,
+            keepalive_timeout_ms=settings.keepalive_timeout_ms,
+            keepalive_permit_without_calls=settings.keepalive_permit_without_calls,
+            max_concurrent_streams=settings.max_concurrent_streams,
+            reuse_port=settings.reuse_port,
+        )
+        self._front = front
+        self._directory = tempfile.mkdtemp(prefix="headrace-grpc-")
+        socket = f"{self._directory}/streams"
+        await self._streams.start(socket)
+        front.set_fallback(socket)
+        front.start()
+        self._thread = threading.Thread(target=self._receive, name="grpc-receive", daemon=True)
+        self._thread.start()
+        port: int = front.bound_port
+        return port
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls, let those in flight end within `grace_s`, then cancel them."""
+        if self._front is None or self._stopping:
+            return
+        self._stopping = True
+        streams = asyncio.ensure_future(self._streams.stop(grace_s))
+        tasks = list(self._tasks.values())
+        if tasks and grace_s > 0:
+            await asyncio.wait(tasks, timeout=grace_s)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await streams
+        await self._loop.run_in_executor(None, self._front.close)
+        await self._loop.run_in_executor(None, self._thread.join)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _receive(self) -> None:
+        """Run in the thread: wait for events, hand each batch to the loop."""
+        receive, wake, take = self._front.recv_batch_details, self._loop.call_soon_threadsafe, self._take
+        while (events := receive(_BATCH)) is not None:
+            try:
+                wake(take, events)
+            except RuntimeError:  # the loop was closed without stop()
+                self._front.close()
+                return
+
+    def _take(self, events: list[Event]) -> None:
+        for kind, call_id, method, payload, _, call in events:
+            if kind != EVENT_CALL:
+                self._cancel(call_id)
+                continue
+            assert payload is not None
+            if len(payload) > self._settings.max_message_size:
+                self._front.fail(
+                    call_id,
+                    RESOURCE_EXHAUSTED,
+                    f"the message has {len(payload)} bytes, above the {self._settings.max_message_size} allowed",
+                )
+                continue
+            if self._stopping:
+                self._fail(call_id, unavailable("the server is stopping"))
+                continue
+            path, immediate, awaited = self._methods[method]
+            if awaited is not None:
+                coroutine = self._answer(call_id, path, awaited, payload, call[0])
+                self._tasks[call_id] = self._loop.create_task(coroutine)
+                continue
+            assert immediate is not None
+            try:
+                self._front.respond(call_id, immediate(payload))
+            except Exception as error:
+                self._fail(call_id, failure(path, error))
+
+    async def _answer(self, call_id: int, path: str, handler: Awaited, payload: bytes, metadata: Metadata) -> None:
+        try:
+            self._front.respond(call_id, await handler(payload, metadata))
+        except asyncio.CancelledError:
+            # To a client that has gone this says nothing; one that has not must not wait for ever.
+            self._fail(call_id, unavailable("the server is stopping") if self._stopping else cancelled())
+            raise
+        except Exception as error:
+            self._fail(call_id, failure(path, error))
+        finally:
+            self._tasks.pop(call_id, None)
+
+    def _cancel(self, call_id: int) -> None:
+        """Cancel the task of a call whose client left or whose deadline passed."""
+        task = self._tasks.get(call_id)
+        if task is not None:
+            task.cancel()
+            # A task cancelled before its first step never reaches its own `finally`.
+            task.add_done_callback(lambda _: self._tasks.pop(call_id, None))
+
+    def _fail(self, call_id: int, error: InferError) -> None:
+        self._front.fail(call_id, NUMBER[error.code], details(error.message))

@@ -1,0 +1,44 @@
+"""What an operator may choose about the gRPC door, as one frozen value."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+INT32_MAX = 2**31 - 1
+
+Transport = Literal["auto", "grpcio", "pygrpc-native"]
+Compression = Literal["none", "low", "medium", "high"]
+
+
+@dataclasses.dataclass(frozen=True)
+class GrpcSettings:
+    """Address, transport and limits of the gRPC gateway."""
+
+    address: str = "0.0.0.0"
+    port: int = 8001
+    """0 = any free port; `GrpcGateway.start` returns the real one."""
+    transport: Transport = "auto"
+    reuse_port: bool = False
+    """Share the port with another process that asks for the same; otherwise a taken port is an error."""
+    max_message_size: int = INT32_MAX
+    """Bytes of one message, either way, after decompression."""
+    max_concurrent_streams: int = 1024
+    """Calls that one connection may have in flight."""
+    compression: Compression = "none"
+    """How hard inference responses are compressed for clients that accept gzip."""
+    keepalive_time_ms: int = 7_200_000
+    keepalive_timeout_ms: int = 20_000
+    keepalive_permit_without_calls: bool = False
+    max_pings_without_data: int = 2
+    min_ping_interval_without_data_ms: int = 300_000
+    max_ping_strikes: int = 2
+    max_connection_age_ms: int = 0
+    """0 = a connection may live for ever."""
+    max_connection_age_grace_ms: int = 0
+
+    @property
+    def target(self) -> str:
+        """The address and port as gRPC writes them."""
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{host}:{self.port}"
