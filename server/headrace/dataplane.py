@@ -1,0 +1,164 @@
+"""DataPlane: health, metadata, statistics and inference, the same for every door."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from headrace import classification
+from headrace.instances.served_model import ServedModel
+from headrace.repository.registry import ModelRegistry
+from headrace.types import (
+    LATEST,
+    InferenceRequest,
+    InferenceResponse,
+    ModelMetadata,
+    ServerMetadata,
+    TensorMetadata,
+)
+from headrace_protocol._generated import grpc_service_pb2, model_config_pb2
+from headrace_protocol.errors import InferError, unavailable, unsupported
+
+EXTENSIONS = (
+    "classification",
+    "model_repository",
+    "schedule_policy",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+)
+
+
+class RegistryDataPlane:
+    """Implements planes.DataPlane over the registry."""
+
+    def __init__(
+        self, registry: ModelRegistry[ServedModel], metadata: ServerMetadata, *, strict_readiness: bool
+    ) -> None:
+        self._registry = registry
+        self._metadata = metadata
+        self._strict = strict_readiness
+        self._exiting = False
+        self._inflight = 0
+        self._idle: Callable[[], None] | None = None
+
+    # --- health and metadata --------------------------------------------------------------------------------------
+
+    def live(self) -> bool:
+        """Return True: whoever is asked lives."""
+        return True
+
+    def exiting(self) -> bool:
+        """Return whether the server was told to stop."""
+        return self._exiting
+
+    def ready(self) -> bool:
+        """Return whether the server serves what it should."""
+        return not self._exiting and self._registry.ready(strict=self._strict)
+
+    def model_ready(self, name: str, version: int) -> bool:
+        """Return whether the model would serve now."""
+        return not self._exiting and self._registry.model_ready(name, version)
+
+    def server_metadata(self) -> ServerMetadata:
+        """Return the server's name, version and extensions."""
+        return self._metadata
+
+    def model_metadata(self, name: str, version: int) -> ModelMetadata:
+        """Return what a client must know to call the model."""
+        model = self._registry.get(name, version)
+        versions = [model.version] if version != LATEST else self._registry.ready_versions(name)
+        signature = model.signature
+        return ModelMetadata(
+            name=model.name,
+            versions=tuple(map(str, versions)),
+            platform=model.config.platform or model.config.backend,
+            inputs=tuple(TensorMetadata(p.name, p.datatype.name, tuple(p.full_dims())) for p in signature.inputs),
+            outputs=tuple(TensorMetadata(p.name, p.datatype.name, tuple(p.full_dims())) for p in signature.outputs),
+        )
+
+    def model_config(self, name: str, version: int) -> model_config_pb2.ModelConfig:
+        """Return the normalised configuration."""
+        return self._registry.get(name, version).config.proto
+
+    def statistics(self, name: str, version: int) -> grpc_service_pb2.ModelStatisticsResponse:
+        """Return the statistics of one version, of a model, or of all."""
+        if not name:
+            models = self._registry.served()
+        elif version == LATEST:
+            self._registry.get(name, version)
+            models = [model for model in self._registry.served() if model.name == name]
+        else:
+            models = [self._registry.get(name, version)]
+        return grpc_service_pb2.ModelStatisticsResponse(
+            model_stats=[model.statistics.to_proto(model.name, str(model.version)) for model in models]
+        )
+
+    # --- inference ------------------------------------------------------------------------------------------------
+
+    async def infer(self, request: InferenceRequest) -> InferenceResponse:
+        """Answer one request; see planes.DataPlane."""
+        if self._exiting:
+            raise unavailable("the server is shutting down")
+        model = self._registry.acquire(request.model_name, request.model_version)
+        self._inflight += 1
+        try:
+            if model.config.decoupled:
+                raise unsupported(f"model '{model.name}' is decoupled: use a streaming call")
+            prepared = model.signature.prepare(request)
+            if request.outputs is not None:
+                _check_classification(model, request)
+            pending = model.driver.submit(prepared)
+            try:
+                response = await pending.future
+            except asyncio.CancelledError:
+                model.driver.cancel(pending)
+                raise
+            if request.outputs is not None:
+                return _classified(model, request, response)
+            return response
+        finally:
+            self._registry.release(model)
+            self._inflight -= 1
+            if not self._inflight and self._idle is not None:
+                self._idle()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests and wait for those that run; return whether all ended in time."""
+        self._exiting = True
+        if not self._inflight:
+            return True
+        idle = asyncio.Event()
+        self._idle = idle.set
+        try:
+            async with asyncio.timeout(timeout_s):
+                await idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+def _check_classification(model: ServedModel, request: InferenceRequest) -> None:
+    for output in request.outputs or ():
+        if output.classification:
+            classification.check(model.config.output_by_name[output.name])
+
+
+def _classified(model: ServedModel, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse:
+    top = {output.name: output.classification for output in request.outputs or () if output.classification}
+    if not top:
+        return response
+    try:
+        response.outputs = [
+            classification.top_classes(
+                output, top[output.name], model.labels.get(output.name, ()), model.signature.batches
+            )
+            if output.name in top
+            else output
+            for output in response.outputs
+        ]
+    except InferError:
+        response.release()
+        raise
+    return response

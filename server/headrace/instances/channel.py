@@ -1,0 +1,145 @@
+"""The server's end of the socket to one backend process: frames in and out on the event loop.
+
+It knows sockets and framing, and nothing of models: whoever owns it gets messages and one notice of the end.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from headrace_protocol.framing import MAX_DATAGRAM, MAX_DESCRIPTORS, Framer, ProtocolError
+from headrace_protocol.messages import ToBackend, ToServer
+
+MAX_QUEUED_FRAMES: Final = 4096
+"""Frames kept for a backend that does not read; beyond it the channel is given up."""
+_BUFFER_BYTES: Final = MAX_DATAGRAM + 1
+_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+_FRAMES_A_TURN: Final = 64
+
+
+class BackendChannel:
+    """Owns its socket until `close`. Descriptors that come with a frame are the receiver's to close."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        framer: Framer[ToServer],
+        on_frame: Callable[[list[ToServer], list[int]], None],
+        on_closed: Callable[[str], None],
+    ) -> None:
+        self._socket = sock
+        self._framer = framer
+        self._on_frame = on_frame
+        self._on_closed = on_closed
+        self._loop = asyncio.get_running_loop()
+        self._outgoing: deque[tuple[bytes | bytearray, list[int]]] = deque()
+        self._buffer = bytearray(_BUFFER_BYTES)
+        self._closed = False
+        sock.setblocking(False)
+        self._loop.add_reader(sock.fileno(), self._readable)
+
+    def send(self, messages: Sequence[ToBackend], descriptors: Sequence[int] = ()) -> None:
+        """Send one frame; the descriptors are duplicated into it and stay the caller's."""
+        if self._closed:
+            return
+        frame, spilled = self._framer.encode(messages)
+        if spilled < 0 and not descriptors and not self._outgoing:
+            try:
+                self._socket.send(frame)
+                return
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                self._fail(f"cannot send to the backend process: {error}")
+                return
+        held = [os.dup(descriptor) for descriptor in descriptors]
+        if spilled >= 0:
+            held.insert(0, spilled)
+        if len(self._outgoing) >= MAX_QUEUED_FRAMES:
+            _close_all(held)
+            self._fail(f"the backend process left {MAX_QUEUED_FRAMES} frames unread")
+            return
+        self._outgoing.append((frame, held))
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._outgoing:
+            frame, held = self._outgoing[0]
+            try:
+                socket.send_fds(self._socket, [frame], held)
+            except BlockingIOError:
+                self._loop.add_writer(self._socket.fileno(), self._flush)
+                return
+            except OSError as error:
+                self._fail(f"cannot send to the backend process: {error}")
+                return
+            self._outgoing.popleft()
+            _close_all(held)
+        if not self._closed:
+            self._loop.remove_writer(self._socket.fileno())
+
+    def _readable(self) -> None:
+        for _ in range(_FRAMES_A_TURN):
+            descriptors: list[int] = []
+            try:
+                nbytes, ancillary, flags, _ = self._socket.recvmsg_into([self._buffer], _ANCILLARY_BYTES)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._fail(f"the backend process is gone: {error}")
+                return
+            for level, kind, data in ancillary:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    numbers = array.array("i")
+                    numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+                    descriptors.extend(numbers)
+            if not nbytes:
+                _close_all(descriptors)
+                self._fail("the backend process ended")
+                return
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                _close_all(descriptors)
+                self._fail("the backend process sent a frame that is too large")
+                return
+            try:
+                messages = self._framer.decode(memoryview(self._buffer)[:nbytes], descriptors)
+            except ProtocolError as error:
+                _close_all(descriptors)
+                self._fail(f"the backend process sent {error}")
+                return
+            self._on_frame(messages, descriptors)
+            if self._closed:
+                return
+
+    def fail(self, reason: str) -> None:
+        """Give the channel up because of what the other side did; the owner is told as for any other end."""
+        self._fail(reason)
+
+    def _fail(self, reason: str) -> None:
+        if not self._closed:
+            self.close()
+            self._on_closed(reason)
+
+    def close(self) -> None:
+        """Close without notice. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+        while self._outgoing:
+            _close_all(self._outgoing.popleft()[1])
+
+
+def _close_all(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)

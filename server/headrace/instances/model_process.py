@@ -1,0 +1,236 @@
+"""ModelProcess: one backend process that serves one model version, from its start to its end.
+
+It owns the child, the channel, the arena and the table of running batches, and it never restarts: when the process
+is gone its batches have failed, its arena is thrown away, and a new ModelProcess takes its place (supervisor).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from headrace.instances.channel import BackendChannel
+from headrace.instances.payload import Payload
+from headrace.instances.process import Child
+from headrace.types import InferenceResponse
+from headrace_protocol.arena import Arena
+from headrace_protocol.errors import ErrorCode, FailureReason, InferError
+from headrace_protocol.framing import server_framer
+from headrace_protocol.messages import (
+    BatchDone,
+    Cancel,
+    Error,
+    Finalize,
+    Initialize,
+    Log,
+    Ping,
+    Pong,
+    Ready,
+    Responses,
+    ToServer,
+)
+
+STOP_GRACE_S: Final = 5.0
+"""Seconds a backend has for its finalize before it is killed."""
+
+Results = Sequence[InferenceResponse | InferError | None]
+OnDone = Callable[[Payload, Results, BatchDone | None], None]
+"""Called once a batch is over: what each request gets, and the timings (None where the process died)."""
+
+
+class _Running:
+    __slots__ = ("instance", "on_done", "payload", "results")
+
+    def __init__(self, payload: Payload, instance: int, on_done: OnDone) -> None:
+        self.payload = payload
+        self.instance = instance
+        self.on_done = on_done
+        self.results: list[InferenceResponse | InferError | None] | None = None
+
+
+class ModelProcess:
+    """Takes batches while `free` has an instance. Not started: construct, then `initialize`."""
+
+    def __init__(
+        self,
+        child: Child,
+        arena_bytes: int,
+        on_slot_free: Callable[[], None],
+        on_ended: Callable[[str], None],
+        on_log: Callable[[str, str], None],
+    ) -> None:
+        self.pid = child.pid
+        self.free: list[int] = []
+        """Instances that run nothing now."""
+        self.last_pong: int = 0
+        self._child = child
+        self._arena = Arena.create(arena_bytes)
+        self._running: dict[int, _Running] = {}
+        self._next_batch = 1
+        self._on_slot_free = on_slot_free
+        self._on_ended = on_ended
+        self._on_log = on_log
+        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self._over = False
+        self._stopping = False
+        self._channel = BackendChannel(child.socket, server_framer(), self._on_frame, self._on_closed)
+
+    async def initialize(self, message: Initialize, timeout_s: float) -> Ready:
+        """Load the model. Raises InferError with the backend's reason; the process is ended then."""
+        self._channel.send([message], [self._arena.fd])
+        try:
+            async with asyncio.timeout(timeout_s):
+                ready = await self._ready
+        except TimeoutError:
+            self.kill()
+            raise InferError(ErrorCode.UNAVAILABLE, f"the model was not loaded within {timeout_s:g} s") from None
+        except asyncio.CancelledError:
+            self.kill()
+            raise
+        if ready.error is not None:
+            await self.stop()
+            code = ErrorCode.__members__.get(ready.error.code, ErrorCode.INTERNAL)
+            raise InferError(code, ready.error.message)
+        self.free = list(range(max(1, min(ready.concurrency, len(message.instances)))))
+        self.free.reverse()
+        return ready
+
+    @property
+    def busy(self) -> int:
+        """How many batches run now."""
+        return len(self._running)
+
+    def execute(self, payload: Payload, on_done: OnDone) -> int:
+        """Run a batch in a free instance; return its number. Raises ArenaFullError, taking nothing."""
+        batch = self._next_batch
+        instance = self.free[-1]
+        command = payload.gather(self._arena, batch, instance)
+        self.free.pop()
+        self._next_batch = batch + 1
+        self._running[batch] = _Running(payload, instance, on_done)
+        self._channel.send([command])
+        return batch
+
+    def cancel(self, batch: int, request: int) -> None:
+        """Tell the backend that nobody waits for a request of a running batch any more."""
+        if batch in self._running:
+            self._channel.send([Cancel(batch, request)])
+
+    def ping(self, nonce: int) -> None:
+        """Ask for a sign of life; `last_pong` becomes `nonce`."""
+        self._channel.send([Ping(nonce)])
+
+    def trim(self) -> None:
+        """Give idle arena memory back to the system."""
+        if not self._over and not self._running:
+            self._arena.trim()
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self._child.kill()
+
+    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Let the backend finalize, then make sure it is gone. Returns once it was reaped."""
+        self._stopping = True
+        self._channel.send([Finalize()])
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._child.wait()
+        except TimeoutError:
+            self._child.kill()
+            await self._child.wait()
+        finally:
+            self._end("the model was unloaded")
+
+    async def ended(self) -> str:
+        """Return how the process ended, once it has."""
+        return await self._child.wait()
+
+    # --- what the backend says ------------------------------------------------------------------------------------
+
+    def _on_frame(self, messages: list[ToServer], descriptors: list[int]) -> None:
+        try:
+            for message in messages:
+                if type(message) is Responses:
+                    self._on_responses(message, descriptors)
+                elif type(message) is BatchDone:
+                    self._on_batch_done(message)
+                elif type(message) is Log:
+                    self._on_log(message.level, message.text)
+                elif type(message) is Pong:
+                    self.last_pong = message.nonce
+                elif type(message) is Ready:
+                    if self._ready.done():
+                        raise InferError(ErrorCode.INTERNAL, "a second Ready")
+                    self._ready.set_result(message)
+        except InferError as error:
+            self._nonsense(error.message)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _on_responses(self, message: Responses, descriptors: list[int]) -> None:
+        running = self._running.get(message.batch)
+        if running is None:
+            raise InferError(ErrorCode.INTERNAL, f"responses for the batch {message.batch}, which does not run")
+        results = running.payload.scatter(message.batched, message.responses, descriptors)
+        if descriptors and message.batched:
+            spilled = sum(tensor.ref.nbytes + 64 for tensor in message.batched)
+            running.payload.signature.learn_output(running.payload.rows, spilled)
+        if running.results is None:
+            running.results = results
+            return
+        for index, result in enumerate(results):
+            if result is not None:
+                previous = running.results[index]
+                if isinstance(previous, InferenceResponse):
+                    previous.release()
+                running.results[index] = result
+
+    def _on_batch_done(self, message: BatchDone) -> None:
+        running = self._running.pop(message.batch, None)
+        if running is None:
+            raise InferError(ErrorCode.INTERNAL, f"the end of the batch {message.batch}, which does not run")
+        self.free.append(running.instance)
+        results = running.results
+        if results is None:
+            results = [None] * len(running.payload.requests)
+        running.on_done(running.payload, results, message)
+        running.payload.release()
+        self._on_slot_free()
+
+    def _nonsense(self, what: str) -> None:
+        self._channel.fail(f"the backend process sent nonsense: {what}")
+
+    def _on_closed(self, reason: str) -> None:
+        self._child.kill()
+        self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._channel.close()
+        self.free = []
+        if not self._ready.done():
+            self._ready.set_result(_died(reason))
+        running, self._running = self._running, {}
+        self._arena.close()
+        for entry in running.values():
+            error = InferError(
+                ErrorCode.UNAVAILABLE,
+                f"the backend process failed while it ran this request: {reason}",
+                FailureReason.BACKEND,
+            )
+            for result in entry.results or ():
+                if isinstance(result, InferenceResponse):
+                    result.release()
+            entry.on_done(entry.payload, [error] * len(entry.payload.requests), None)
+        if not self._stopping:
+            self._on_ended(reason)
+
+
+def _died(reason: str) -> Ready:
+    return Ready(error=Error("UNAVAILABLE", f"the backend process ended while loading: {reason}"))

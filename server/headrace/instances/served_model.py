@@ -1,0 +1,105 @@
+"""ServedModel: one loaded version of a model, ready to take requests: configuration, queue, processes, statistics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from headrace.clock import Clock
+from headrace.instances.model_process import ModelProcess
+from headrace.instances.signature import ModelSignature
+from headrace.instances.supervisor import Supervisor
+from headrace.observability.statistics import ModelStatistics
+from headrace.repository.model_config import ModelConfig
+from headrace.scheduling.driver import SchedulerDriver
+from headrace.scheduling.ordering import OrderedRelease
+from headrace.scheduling.scheduler import make_scheduler
+from headrace_protocol.errors import unavailable
+
+
+class InstancePool:
+    """The processes of a model version: a free instance is looked for where most are free."""
+
+    def __init__(self) -> None:
+        self.supervisors: list[Supervisor] = []
+
+    def free_process(self) -> ModelProcess | None:
+        """Return the process with the most free instances, or None where all are busy."""
+        best: ModelProcess | None = None
+        most = 0
+        for supervisor in self.supervisors:
+            process = supervisor.process
+            if process is not None and len(process.free) > most:
+                best, most = process, len(process.free)
+        return best
+
+    def busy(self) -> int:
+        """Return how many batches run now."""
+        return sum(s.process.busy for s in self.supervisors if s.process is not None)
+
+
+class ServedModel:
+    """Owned by the registry, which leases it to requests and stops it once no lease is left."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        version: int,
+        pool: InstancePool,
+        labels: Mapping[str, Sequence[str]],
+        load_seconds: float,
+        clock: Clock,
+    ) -> None:
+        self.name: Final = config.name
+        self.version: Final = version
+        self.config: Final = config
+        self.labels: Final = labels
+        """Class labels by output name."""
+        self.load_seconds: Final = load_seconds
+        self.signature: Final = ModelSignature(config, version)
+        self.statistics: Final = ModelStatistics()
+        self.pool: Final = pool
+        batching = config.dynamic_batching
+        self.driver: Final = SchedulerDriver(
+            make_scheduler(config),
+            pool,
+            self.signature,
+            self.statistics,
+            clock,
+            OrderedRelease() if batching is not None and batching.preserve_ordering else None,
+        )
+
+    @property
+    def ready(self) -> bool:
+        """Whether every process is there: what readiness tells."""
+        return all(supervisor.process is not None for supervisor in self.pool.supervisors)
+
+    @property
+    def accepting(self) -> bool:
+        """Whether a request may join the queue: also while a process is being started again."""
+        return not all(supervisor.given_up for supervisor in self.pool.supervisors)
+
+    @property
+    def not_ready_reason(self) -> str:
+        """Why it is not ready; "" when it is."""
+        return next((s.reason for s in self.pool.supervisors if s.process is None), "")
+
+    @property
+    def restarts(self) -> int:
+        """How often its processes were started again."""
+        return sum(supervisor.policy.restarts for supervisor in self.pool.supervisors)
+
+    def pids(self) -> list[int]:
+        """Return the process numbers of its backends that run now."""
+        return [s.process.pid for s in self.pool.supervisors if s.process is not None]
+
+    def given_up(self, reason: str) -> None:
+        """Refuse what waits, once no process is left to serve it."""
+        if not self.accepting:
+            self.driver.fail_waiting(unavailable(f"model '{self.name}' is not available: {reason}"))
+
+    async def stop(self) -> None:
+        """End the processes. The registry calls it when the last lease is gone; what still waits is refused."""
+        self.driver.fail_waiting(unavailable(f"model '{self.name}' version {self.version} is being unloaded"))
+        await asyncio.gather(*(supervisor.stop() for supervisor in self.pool.supervisors))

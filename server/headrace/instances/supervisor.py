@@ -1,0 +1,162 @@
+"""Supervisor: keeps one ModelProcess alive for as long as its model is loaded.
+
+A process that dies, stops answering pings or sends nonsense is replaced after a back-off; after too many crashes in a
+window the supervisor gives up and says why. Requests that wait in the queue survive a restart, those inside the dead
+process have failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.clock import Clock
+from headrace.instances.model_process import ModelProcess
+from headrace.instances.process import Launcher
+from headrace.instances.restart import RestartPolicy
+from headrace_protocol.errors import InferError, unavailable
+from headrace_protocol.messages import Initialize, Ready
+
+_log = logging.getLogger("headrace.instances")
+
+HEARTBEAT_S: Final = 5.0
+SILENT_S: Final = 60.0
+"""Seconds without an answer to a ping after which a process counts as hung."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSettings:
+    """How backend processes are run."""
+
+    arena_bytes: int = 8 << 30
+    load_timeout_s: float = 600.0
+    restart_limit: int = 5
+    restart_window_s: float = 60.0
+    heartbeat_s: float = HEARTBEAT_S
+    silent_s: float = SILENT_S
+
+
+class Supervisor:
+    """Owns the current process. `process` is None between a death and the next start."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        initialize: Initialize,
+        settings: ProcessSettings,
+        clock: Clock,
+        on_capacity: Callable[[], None],
+        on_given_up: Callable[[str], None],
+    ) -> None:
+        self.process: ModelProcess | None = None
+        self.label = f"{initialize.model_name}:{initialize.version}"
+        self.reason = "loading"
+        """Why there is no process now."""
+        self.given_up = False
+        self.policy = RestartPolicy(settings.restart_limit, int(settings.restart_window_s * 1e9))
+        self._launcher = launcher
+        self._initialize = initialize
+        self._settings = settings
+        self._clock = clock
+        self._on_capacity = on_capacity
+        self._on_given_up = on_given_up
+        self._task: asyncio.Task[None] | None = None
+        self._death: asyncio.Future[str] | None = None
+
+    async def start(self) -> Ready:
+        """Start the first process and load the model; then watch over it. Raises InferError where it cannot load."""
+        ready = await self._start_process()
+        self._task = asyncio.get_running_loop().create_task(self._watch(), name=f"supervisor {self.label}")
+        return ready
+
+    async def stop(self) -> None:
+        """End the process and the watch. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+        process, self.process = self.process, None
+        self.reason = "unloaded"
+        if process is not None:
+            await process.stop()
+
+    async def _start_process(self) -> Ready:
+        try:
+            child = await self._launcher.launch()
+        except OSError as error:
+            raise unavailable(f"a backend process cannot be started: {error}") from error
+        death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def ended(reason: str) -> None:
+            self.process = None
+            self.reason = reason
+            if not death.done():
+                death.set_result(reason)
+
+        process = ModelProcess(child, self._settings.arena_bytes, self._on_capacity, ended, self._backend_log)
+        ready = await process.initialize(self._initialize, self._settings.load_timeout_s)
+        self.process = process
+        self._death = death
+        self.reason = ""
+        return ready
+
+    async def _watch(self) -> None:
+        while True:
+            reason = await self._outlive()
+            delay_ns = self.policy.crashed(self._clock.now_ns())
+            if delay_ns is None:
+                self._give_up(reason)
+                return
+            _log.warning("model %s: %s; starting it again in %.1f s", self.label, reason, delay_ns / 1e9)
+            await asyncio.sleep(delay_ns / 1e9)
+            while self.process is None:
+                try:
+                    await self._start_process()
+                except InferError as error:
+                    delay_ns = self.policy.crashed(self._clock.now_ns())
+                    if delay_ns is None:
+                        self._give_up(error.message)
+                        return
+                    self.reason = error.message
+                    _log.warning("model %s does not come back: %s", self.label, error.message)
+                    await asyncio.sleep(delay_ns / 1e9)
+            _log.info("model %s serves again", self.label)
+            self._on_capacity()
+
+    def _give_up(self, reason: str) -> None:
+        self.given_up = True
+        self.reason = f"its backend process failed {self.policy.limit + 1} times in a short time, at last: {reason}"
+        _log.error("model %s: %s", self.label, self.reason)
+        self._on_given_up(self.reason)
+
+    async def _outlive(self) -> str:
+        """Return why the current process ended, pinging it meanwhile and killing it where it falls silent."""
+        assert self._death is not None
+        process = self.process
+        nonce = 0
+        answered_ns = self._clock.now_ns()
+        while True:
+            done, _ = await asyncio.wait([self._death], timeout=self._settings.heartbeat_s)
+            if done or process is None:
+                reason = await self._death
+                status = await process.ended() if process is not None else ""
+                return f"{reason} ({status})" if status else reason
+            now = self._clock.now_ns()
+            if process.last_pong == nonce:
+                answered_ns = now
+                nonce += 1
+                process.ping(nonce)
+                process.trim()
+            elif now - answered_ns > self._settings.silent_s * 1e9:
+                _log.error(
+                    "model %s: the backend process has not answered for %d s", self.label, self._settings.silent_s
+                )
+                process.kill()
+
+    def _backend_log(self, level: str, text: str) -> None:
+        _log.log(logging.getLevelNamesMapping().get(level, logging.INFO), "model %s: %s", self.label, text)

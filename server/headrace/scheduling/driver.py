@@ -1,0 +1,262 @@
+"""SchedulerDriver: the asyncio shell around a pure scheduler, one a model version.
+
+It feeds requests in, hands ripe batches to free instances, obeys the scheduler's times, and completes each request's
+future exactly once. It decides nothing about batching.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from headrace.clock import Clock
+from headrace.instances.model_process import ModelProcess, Results
+from headrace.instances.payload import Payload
+from headrace.instances.signature import ModelSignature, PreparedRequest
+from headrace.observability.statistics import ModelStatistics
+from headrace.scheduling.ordering import OrderedRelease
+from headrace.scheduling.scheduler import QueuedRequest, Scheduler
+from headrace.types import InferenceResponse
+from headrace_protocol.arena import ArenaFullError
+from headrace_protocol.errors import ErrorCode, FailureReason, InferError, unavailable
+from headrace_protocol.messages import BatchDone
+
+
+class Instances(Protocol):
+    """Where batches run."""
+
+    def free_process(self) -> ModelProcess | None:
+        """Return a process with a free instance, or None."""
+        ...
+
+    def busy(self) -> int:
+        """Return how many batches run now."""
+        ...
+
+
+class Pending:
+    """A request between `submit` and its answer."""
+
+    __slots__ = ("batch", "future", "index", "item", "prepared", "process", "result", "started_ns")
+
+    def __init__(self, prepared: PreparedRequest, future: asyncio.Future[InferenceResponse]) -> None:
+        self.prepared = prepared
+        self.future = future
+        self.item: QueuedRequest | None = None
+        self.process: ModelProcess | None = None
+        self.batch = 0
+        self.index = 0
+        self.started_ns = 0
+        self.result: InferenceResponse | InferError | None = None
+
+
+class SchedulerDriver:
+    """Owned by a served model; stopped with `fail_waiting` once nobody submits any more."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        instances: Instances,
+        signature: ModelSignature,
+        statistics: ModelStatistics,
+        clock: Clock,
+        ordering: OrderedRelease | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._instances = instances
+        self._signature = signature
+        self._statistics = statistics
+        self._now_ns: Callable[[], int] = clock.now_ns
+        self._wall_ns: Callable[[], int] = clock.wall_ns
+        self._ordering = ordering
+        self._loop = asyncio.get_running_loop()
+        self._dispatch_due = False
+        self._stalled: list[QueuedRequest] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns = 0
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for an instance."""
+        return self._scheduler.waiting + (len(self._stalled) if self._stalled else 0)
+
+    def submit(self, prepared: PreparedRequest) -> Pending:
+        """Queue a request; its answer arrives in `future`. Raises InferError UNAVAILABLE where the queue is full."""
+        now = self._now_ns()
+        pending = Pending(prepared, self._loop.create_future())
+        request = prepared.request
+        item = QueuedRequest(pending, prepared.rows, prepared.shape_key, request.priority, request.timeout_us)
+        pending.item = item
+        try:
+            self._scheduler.enqueue(item, now)
+        except InferError as error:
+            self._statistics.record_failure(error.reason, now - request.received_ns)
+            raise
+        if self._ordering is not None:
+            self._ordering.admit(item)
+        self._statistics.pending += 1
+        self.kick()
+        return pending
+
+    def cancel(self, pending: Pending) -> None:
+        """Nobody waits for this request any more: out of the queue, or the backend is told."""
+        item = pending.item
+        assert item is not None
+        if pending.process is not None:
+            pending.process.cancel(pending.batch, pending.index)
+        elif self._scheduler.cancel(item):
+            self._statistics.pending -= 1
+            self._finish(pending, InferError(ErrorCode.CANCELLED, "the request was cancelled", FailureReason.CANCELED))
+            self.kick()
+
+    def kick(self) -> None:
+        """Dispatch once the requests that arrived in this turn of the loop are all in the queue."""
+        if not self._dispatch_due:
+            self._dispatch_due = True
+            self._loop.call_soon(self._dispatch)
+
+    def fail_waiting(self, error: InferError) -> None:
+        """Answer every waiting request with `error`."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        stalled, self._stalled = self._stalled or [], None
+        for item in [*stalled, *self._scheduler.drain()]:
+            self._statistics.pending -= 1
+            self._finish(item.owner, error)
+
+    # --- the loop's side ------------------------------------------------------------------------------------------
+
+    def _dispatch(self) -> None:
+        self._dispatch_due = False
+        now = self._now_ns()
+        scheduler = self._scheduler
+        expiry = scheduler.next_expiry_ns()
+        if expiry is not None and expiry <= now:
+            self._expire(now)
+        ripe_ns: int | None = None
+        while (process := self._instances.free_process()) is not None:
+            batch = self._stalled or scheduler.next_batch(now)
+            if batch is None:
+                ripe_ns = scheduler.ripe_at_ns()
+                break
+            self._stalled = None
+            if not self._run(process, batch, now):
+                break
+        self._arm(scheduler.next_expiry_ns(), ripe_ns, now)
+
+    def _expire(self, now: int) -> None:
+        for item in self._scheduler.expire(now):
+            self._statistics.pending -= 1
+            waited_ms = (now - item.enqueued_ns) // 1_000_000
+            self._finish(
+                item.owner,
+                unavailable(
+                    f"the request waited {waited_ms} ms for model '{self._signature.name}', longer than its timeout",
+                    FailureReason.REJECTED,
+                ),
+            )
+
+    def _run(self, process: ModelProcess, batch: list[QueuedRequest], now: int) -> bool:
+        pendings: list[Pending] = [item.owner for item in batch]
+        payload = Payload(self._signature, [pending.prepared for pending in pendings])
+        payload.sent_ns = now
+        try:
+            number = process.execute(payload, self._done)
+        except ArenaFullError as error:
+            if self._instances.busy():
+                self._stalled = batch
+                return False
+            self._statistics.pending -= len(batch)
+            for pending in pendings:
+                self._finish(pending, unavailable(f"the tensors do not fit into the model's arena: {error}"))
+            return True
+        payload.owners = pendings
+        self._statistics.pending -= len(batch)
+        for index, pending in enumerate(pendings):
+            pending.process = process
+            pending.batch = number
+            pending.index = index
+            pending.started_ns = now
+            if pending.future.cancelled():
+                process.cancel(number, index)
+        return True
+
+    def _arm(self, expiry_ns: int | None, ripe_ns: int | None, now: int) -> None:
+        due = expiry_ns if ripe_ns is None or (expiry_ns is not None and expiry_ns < ripe_ns) else ripe_ns
+        if self._timer is not None:
+            if due == self._timer_ns:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if due is not None:
+            self._timer_ns = due
+            self._timer = self._loop.call_later(max(0, due - now) / 1e9, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self._dispatch()
+
+    # --- the backend's side ---------------------------------------------------------------------------------------
+
+    def _done(self, payload: Payload, results: Results, done: BatchDone | None) -> None:
+        now = self._now_ns()
+        statistics = self._statistics
+        executed = done is not None and any(isinstance(result, InferenceResponse) for result in results)
+        if done is not None and executed:
+            statistics.record_execution(
+                payload.rows, done.compute_input_ns, done.compute_infer_ns, done.compute_output_ns
+            )
+        wall_ms = self._wall_ns() // 1_000_000
+        for pending, result in zip(payload.owners, results, strict=True):
+            pending.process = None
+            if result is None:
+                outcome: InferenceResponse | InferError = InferError(
+                    ErrorCode.INTERNAL,
+                    f"model '{self._signature.name}' gave no answer to the request",
+                    FailureReason.BACKEND,
+                )
+            else:
+                outcome = result
+            if isinstance(outcome, InferenceResponse) and done is not None and not pending.future.cancelled():
+                request = pending.prepared.request
+                statistics.record_success(
+                    pending.prepared.rows,
+                    now - request.received_ns,
+                    pending.started_ns - pending.item.enqueued_ns,  # type: ignore[union-attr]
+                    done.compute_input_ns,
+                    done.compute_infer_ns,
+                    done.compute_output_ns,
+                    wall_ms,
+                )
+            self._finish(pending, outcome)
+
+    def _finish(self, pending: Pending, outcome: InferenceResponse | InferError) -> None:
+        if self._ordering is None:
+            self._complete(pending, outcome)
+            return
+        pending.result = outcome
+        assert pending.item is not None
+        for item in self._ordering.complete(pending.item):
+            released: Pending = item.owner
+            assert released.result is not None
+            self._complete(released, released.result)
+
+    def _complete(self, pending: Pending, outcome: InferenceResponse | InferError) -> None:
+        if isinstance(outcome, InferenceResponse):
+            if pending.future.done():
+                self._statistics.record_failure(FailureReason.CANCELED, self._age(pending))
+                outcome.release()
+                return
+            outcome.id = pending.prepared.request.id
+            pending.future.set_result(outcome)
+            return
+        self._statistics.record_failure(
+            FailureReason.CANCELED if pending.future.cancelled() else outcome.reason, self._age(pending)
+        )
+        if not pending.future.done():
+            pending.future.set_exception(outcome)
+
+    def _age(self, pending: Pending) -> int:
+        return self._now_ns() - pending.prepared.request.received_ns
