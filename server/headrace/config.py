@@ -1,0 +1,314 @@
+"""ServerConfig: everything a user can set, parsed once from argv, environment and YAML, complete and frozen.
+
+The only reader of environment variables. argv goes before the environment, that before the YAML file, that before the
+defaults of the table in flags.py.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.flags import FLAGS, Flag, Status, boolean
+from headrace.options import UsageError, gather
+
+
+class ControlMode(enum.Enum):
+    """Who decides which models are loaded."""
+
+    NONE = "none"
+    """All of the repository, once, at start-up."""
+    POLL = "poll"
+    """All of the repository; changes are found by looking every few seconds."""
+    EXPLICIT = "explicit"
+    """Those named at start-up, then what the repository API is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """The HTTP door."""
+
+    allow: bool
+    address: str
+    port: int
+    reuse_port: bool
+    max_input_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcSettings:
+    """The gRPC door. Times are milliseconds."""
+
+    allow: bool
+    address: str
+    port: int
+    reuse_port: bool
+    transport: str
+    """auto, grpcio or pygrpc-native."""
+    compression_level: str
+    """none, low, medium or high."""
+    keepalive_time_ms: int
+    keepalive_timeout_ms: int
+    keepalive_permit_without_calls: bool
+    http2_max_pings_without_data: int
+    http2_min_recv_ping_interval_ms: int
+    http2_max_ping_strikes: int
+    max_connection_age_ms: int
+    """0 = without end."""
+    max_connection_age_grace_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """The metrics door and what it tells."""
+
+    allow: bool
+    address: str
+    port: int
+    reuse_port: bool
+    interval_ms: int
+    cpu_metrics: bool
+    counter_latencies: bool
+    histogram_latencies: bool
+    summary_latencies: bool
+    summary_quantiles: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What is logged, how and where; the logging API changes all but `file`."""
+
+    verbose: int
+    info: bool
+    warning: bool
+    error: bool
+    format: str
+    """default, ISO8601 or json."""
+    file: str
+    """"" = stdout and stderr."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Everything the server is told at start-up."""
+
+    id: str
+    model_repositories: tuple[str, ...]
+    control_mode: ControlMode
+    load_models: tuple[str, ...]
+    repository_poll_secs: int
+    exit_on_error: bool
+    strict_readiness: bool
+    auto_complete_config: bool
+    model_config_name: str
+    """"" = config.pbtxt."""
+    model_load_thread_count: int
+    model_load_retry_count: int
+    model_load_timeout_secs: float
+    exit_timeout_secs: int
+    arena_byte_size: int
+    backend_restart_limit: int
+    backend_restart_window_secs: float
+    backend_config: Mapping[str, Mapping[str, str]]
+    """Settings by backend; under "" those of every backend, which a backend's own go before."""
+    http: HttpSettings
+    grpc: GrpcSettings
+    metrics: MetricsSettings
+    log: LogSettings
+    warnings: tuple[str, ...]
+    """What to tell the user once logging works: options without effect and the like."""
+
+    def backend_settings(self, backend: str) -> dict[str, str]:
+        """Return the settings of one backend, those for every backend included."""
+        return {**self.backend_config.get("", {}), **self.backend_config.get(backend, {})}
+
+
+def load_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> ServerConfig:
+    """Return the configuration that argv, environment (os.environ) and YAML file make.
+
+    Raises UsageError with every problem found.
+    """
+    given, warnings, problems = gather(argv, os.environ if environ is None else environ)
+    values: dict[str, Any] = {}
+    for flag in FLAGS.values():
+        if flag.status is Status.SERVED:
+            source, texts = given.get(flag.name, (f"--{flag.name}", [] if flag.default is None else [flag.default]))
+            values[flag.name] = _parse(flag, source, texts, problems)
+    metrics = _metrics_config(values["metrics-config"], problems)
+    problems += _conflicts(values)
+    if problems:
+        raise UsageError(problems)
+    return _build(values, metrics, warnings)
+
+
+def _parse(flag: Flag, source: str, texts: Sequence[str], problems: list[str]) -> object:
+    """Return the option's value, a tuple where it is repeatable; None where it is not given or wrong."""
+    parsed: list[object] = []
+    for text in texts:
+        try:
+            parsed.append(flag.parse(text))
+        except ValueError as error:
+            problems.append(f"{source}: {error}")
+    if flag.repeatable:
+        return tuple(parsed)
+    return parsed[-1] if parsed else None
+
+
+def _build(values: Mapping[str, Any], metrics: Mapping[str, Any], warnings: list[str]) -> ServerConfig:
+    backend_config: dict[str, dict[str, str]] = {}
+    for backend, key, value in values["backend-config"]:
+        backend_config.setdefault(backend, {})[key] = value
+    return ServerConfig(
+        id=values["id"],
+        model_repositories=values["model-repository"],
+        control_mode=ControlMode(values["model-control-mode"]),
+        load_models=values["load-model"],
+        repository_poll_secs=values["repository-poll-secs"],
+        exit_on_error=values["exit-on-error"],
+        strict_readiness=values["strict-readiness"],
+        auto_complete_config=not values["disable-auto-complete-config"],
+        model_config_name=values["model-config-name"] or "",
+        model_load_thread_count=values["model-load-thread-count"],
+        model_load_retry_count=values["model-load-retry-count"],
+        model_load_timeout_secs=values["model-load-timeout-secs"],
+        exit_timeout_secs=values["exit-timeout-secs"],
+        arena_byte_size=values["arena-byte-size"],
+        backend_restart_limit=values["backend-restart-limit"],
+        backend_restart_window_secs=values["backend-restart-window-secs"],
+        backend_config=backend_config,
+        http=HttpSettings(
+            allow=values["allow-http"],
+            address=values["http-address"],
+            port=values["http-port"],
+            reuse_port=values["reuse-http-port"],
+            max_input_bytes=values["http-max-input-size"],
+        ),
+        grpc=_grpc(values),
+        metrics=MetricsSettings(
+            allow=values["allow-metrics"],
+            address=values["metrics-address"] or values["http-address"],
+            port=values["metrics-port"],
+            reuse_port=values["reuse-metrics-port"],
+            interval_ms=values["metrics-interval-ms"],
+            cpu_metrics=values["allow-cpu-metrics"],
+            counter_latencies=metrics["counter_latencies"],
+            histogram_latencies=metrics["histogram_latencies"],
+            summary_latencies=metrics["summary_latencies"],
+            summary_quantiles=metrics["summary_quantiles"],
+        ),
+        log=LogSettings(
+            verbose=values["log-verbose"],
+            info=values["log-info"],
+            warning=values["log-warning"],
+            error=values["log-error"],
+            format=values["log-format"],
+            file=values["log-file"],
+        ),
+        warnings=tuple(warnings),
+    )
+
+
+def _grpc(values: Mapping[str, Any]) -> GrpcSettings:
+    return GrpcSettings(
+        allow=values["allow-grpc"],
+        address=values["grpc-address"],
+        port=values["grpc-port"],
+        reuse_port=values["reuse-grpc-port"],
+        transport=values["grpc-transport"],
+        compression_level=values["grpc-infer-response-compression-level"],
+        keepalive_time_ms=values["grpc-keepalive-time"],
+        keepalive_timeout_ms=values["grpc-keepalive-timeout"],
+        keepalive_permit_without_calls=values["grpc-keepalive-permit-without-calls"],
+        http2_max_pings_without_data=values["grpc-http2-max-pings-without-data"],
+        http2_min_recv_ping_interval_ms=values["grpc-http2-min-recv-ping-interval-without-data"],
+        http2_max_ping_strikes=values["grpc-http2-max-ping-strikes"],
+        max_connection_age_ms=values["grpc-max-connection-age"],
+        max_connection_age_grace_ms=values["grpc-max-connection-age-grace"],
+    )
+
+
+def _quantiles(text: str) -> tuple[float, ...]:
+    found: set[float] = set()
+    for item in text.split(","):
+        # The error after the colon belongs to Triton's algorithm; ours is within 1/16 of the value at each quantile.
+        quantile, _, error = item.partition(":")
+        try:
+            value, _ = float(quantile), float(error or "0")
+        except ValueError:
+            value = -1.0
+        if not 0.0 < value < 1.0:
+            raise ValueError(f"expected <quantile>:<error>,... with quantiles between 0 and 1, got {text!r}")
+        found.add(value)
+    return tuple(sorted(found))
+
+
+def _metrics_config(settings: Sequence[tuple[str, str]], problems: list[str]) -> dict[str, Any]:
+    parsers = {
+        "counter_latencies": boolean,
+        "histogram_latencies": boolean,
+        "summary_latencies": boolean,
+        "summary_quantiles": _quantiles,
+    }
+    values: dict[str, Any] = {
+        "counter_latencies": True,
+        "histogram_latencies": False,
+        "summary_latencies": False,
+        "summary_quantiles": (0.5, 0.9, 0.95, 0.99, 0.999),
+    }
+    for key, text in settings:
+        parse = parsers.get(key)
+        if parse is None:
+            problems.append(f"--metrics-config: unknown setting {key!r}; there are {', '.join(parsers)}")
+            continue
+        try:
+            values[key] = parse(text)
+        except ValueError as error:
+            problems.append(f"--metrics-config: {key}: {error}")
+    return values
+
+
+def _conflicts(values: Mapping[str, Any]) -> list[str]:
+    problems: list[str] = []
+    repositories = values["model-repository"]
+    if not repositories:
+        problems.append("--model-repository: give at least one directory of models")
+    problems.extend(
+        f"--model-repository: {repository!r} is no directory"
+        for repository in repositories
+        if not Path(repository).is_dir()
+    )
+    if len({Path(repository).resolve() for repository in repositories}) < len(repositories):
+        problems.append("--model-repository: the same directory is given twice")
+    if values["load-model"] and values["model-control-mode"] in {"none", "poll"}:
+        problems.append(
+            f"--load-model: needs --model-control-mode=explicit; in mode {values['model-control-mode']} every model is loaded"
+        )
+    if "*" in values["load-model"] and len(values["load-model"]) > 1:
+        problems.append("--load-model: * stands for all models; give no other beside it")
+    problems += _port_conflicts(values)
+    if values["allow-http"] is False and values["allow-grpc"] is False:
+        problems.append("--allow-http, --allow-grpc: both are false, so that nobody could reach the server")
+    return problems
+
+
+def _port_conflicts(values: Mapping[str, Any]) -> list[str]:
+    doors = [
+        (door, address, port)
+        for door, address, port in (
+            ("http", values["http-address"], values["http-port"]),
+            ("grpc", values["grpc-address"], values["grpc-port"]),
+            ("metrics", values["metrics-address"] or values["http-address"], values["metrics-port"]),
+        )
+        if values[f"allow-{door}"] and port
+    ]
+    everywhere = {"0.0.0.0", "::", "[::]", "*"}
+    return [
+        f"--{second}-port: {second} cannot listen on port {port}, which is --{first}-port already"
+        for index, (second, address, port) in enumerate(doors)
+        for first, other_address, other_port in doors[:index]
+        if port == other_port and (address == other_address or everywhere & {address, other_address})
+    ]

@@ -1,0 +1,322 @@
+"""The table of server options: one line an option, which drives argv, environment, YAML and the help text.
+
+Names, defaults and meaning follow tritonserver. An option of Triton's that this server does not serve stands here too,
+so that it is refused (or passed over, where it changes no answer) in words, not as a typing error.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MIB = 1 << 20
+INT32_MAX = (1 << 31) - 1
+
+
+class Status(enum.Enum):
+    """What becomes of an option."""
+
+    SERVED = "served"
+    IGNORED = "ignored"
+    """Accepted with a warning: it tunes something that this server does not have."""
+    REFUSED = "refused"
+    """Not served: any value but the default is an error."""
+
+
+Parser = Callable[[str], object]
+"""Turns an option's text into its value; raises ValueError with `expected ..., got ...`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One option. `default` is text, as a user would write it; None = nothing unless given."""
+
+    name: str
+    parse: Parser
+    default: str | None
+    help: str
+    repeatable: bool = False
+    status: Status = Status.SERVED
+    kind: str = ""
+    """What stands for the value in the help text."""
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it."""
+        return f"HEADRACE_{self.name.upper().replace('-', '_')}"
+
+    @property
+    def switch(self) -> bool:
+        """Whether the option may stand alone, for true."""
+        return self.default in {"true", "false"}
+
+    def is_default(self, text: str) -> bool:
+        """Whether `text` says no more than the default does."""
+        value = text.strip().lower()
+        return value == self.default or (value == "0" and self.default == "false")
+
+
+def boolean(text: str) -> bool:
+    """Parse true, false, 1 or 0 in any case."""
+    value = {"true": True, "1": True, "false": False, "0": False}.get(text.strip().lower())
+    if value is None:
+        raise ValueError(f"expected true, false, 1 or 0, got {text!r}")
+    return value
+
+
+def integer(low: int, high: int | None = None) -> Parser:
+    """Return a parser of integers from `low` to `high`."""
+    wanted = f"an integer >= {low}" if high is None else f"an integer from {low} to {high}"
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text.strip(), 10)
+        except ValueError:
+            value = low - 1
+        if value < low or (high is not None and value > high):
+            raise ValueError(f"expected {wanted}, got {text!r}")
+        return value
+
+    return parse
+
+
+def seconds(low: float) -> Parser:
+    """Return a parser of durations in seconds, fractions allowed."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not low <= value < float("inf"):
+            raise ValueError(f"expected a number of seconds >= {low:g}, got {text!r}")
+        return value
+
+    return parse
+
+
+def choice(*allowed: str) -> Parser:
+    """Return a parser that takes one of `allowed`, in any case."""
+    by_lower = {value.lower(): value for value in allowed}
+
+    def parse(text: str) -> str:
+        value = by_lower.get(text.strip().lower())
+        if value is None:
+            raise ValueError(f"expected {', '.join(allowed[:-1])} or {allowed[-1]}, got {text!r}")
+        return value
+
+    return parse
+
+
+def text(value: str) -> str:
+    """Take any text."""
+    return value
+
+
+def name(value: str) -> str:
+    """Take a text that is not empty and holds no blanks."""
+    if not value or value.split() != [value]:
+        raise ValueError(f"expected a name without blanks, got {value!r}")
+    return value
+
+
+def setting(value: str) -> tuple[str, str]:
+    """Parse `key=value`."""
+    key, equals, rest = value.partition("=")
+    if not equals or not key.strip():
+        raise ValueError(f"expected <key>=<value>, got {value!r}")
+    return key.strip(), rest.strip().strip('"')
+
+
+def backend_setting(value: str) -> tuple[str, str, str]:
+    """Parse `<backend>,<key>=<value>`, or `<key>=<value>` for every backend (whose name is then "")."""
+    head, comma, rest = value.partition(",")
+    if not comma or "=" in head:
+        return ("", *setting(value))
+    if not head.strip():
+        raise ValueError(f"expected <backend>,<key>=<value>, got {value!r}")
+    return (head.strip(), *setting(rest))
+
+
+_PORT = integer(0, 65535)
+_MILLISECONDS = integer(1, INT32_MAX)
+
+
+def _served(
+    flag: str, parse: Parser, default: str | None, help_text: str, kind: str = "", *, many: bool = False
+) -> Flag:
+    return Flag(flag, parse, default, help_text, many, Status.SERVED, kind)
+
+
+def _ignored(flag: str, why: str) -> Flag:
+    return Flag(flag, text, None, why, repeatable=True, status=Status.IGNORED)
+
+
+def _refused(flag: str, default: str, why: str) -> Flag:
+    return Flag(flag, text, default, why, repeatable=True, status=Status.REFUSED)
+
+
+SERVED = (
+    _served("config", text, None, "read options from this YAML file; argv and environment go before it", "FILE"),
+    _served("id", name, "headrace", "the server's name in its metadata", "NAME"),
+    _served("model-repository", text, None, "directory of models; repeat for several", "DIR", many=True),
+    _served("model-control-mode", choice("none", "poll", "explicit"), "none", "who decides what is loaded", "MODE"),
+    _served("load-model", name, None, "model to load at start-up (explicit mode); * = all", "MODEL", many=True),
+    _served(
+        "repository-poll-secs",
+        integer(0, 86400),
+        "15",
+        "time between two looks at the repository (poll mode); 0 = never",
+    ),
+    _served("exit-on-error", boolean, "true", "stop where a model fails to load at start-up", "BOOL"),
+    _served("strict-readiness", boolean, "true", "ready only while every model that should serve does", "BOOL"),
+    _served(
+        "disable-auto-complete-config", boolean, "false", "do not complete configurations out of model files", "BOOL"
+    ),
+    _served("model-config-name", name, None, "use configs/<name>.pbtxt of a model that has it", "NAME"),
+    _served("model-load-thread-count", integer(1, 256), "4", "models loaded at once"),
+    _served("model-load-retry-count", integer(0, 100), "0", "further tries where a load fails"),
+    _served("model-load-timeout-secs", seconds(1), "600", "longest time a load may take", "SECONDS"),
+    _served("exit-timeout-secs", integer(0, 86400), "30", "how long a stop waits for requests in flight"),
+    _served(
+        "arena-byte-size", integer(MIB), str(8 << 30), "memory shared with one backend process, at most; taken as used"
+    ),
+    _served("backend-restart-limit", integer(0, 1000), "5", "crashes within the window after which a model stays down"),
+    _served("backend-restart-window-secs", seconds(1), "300", "the window in which crashes count", "SECONDS"),
+    _served(
+        "backend-config",
+        backend_setting,
+        None,
+        "<backend>,<key>=<value>; without a backend: for all",
+        "SETTING",
+        many=True,
+    ),
+    _served("allow-http", boolean, "true", "serve HTTP", "BOOL"),
+    _served("http-address", name, "0.0.0.0", "address of the HTTP door", "ADDRESS"),
+    _served("http-port", _PORT, "8000", "port of the HTTP door; 0 = any free one", "PORT"),
+    _served("reuse-http-port", boolean, "false", "share the HTTP port with other processes", "BOOL"),
+    _served("http-max-input-size", integer(1), str(64 * MIB), "largest HTTP request body, in bytes"),
+    _served("allow-grpc", boolean, "true", "serve gRPC", "BOOL"),
+    _served("grpc-address", name, "0.0.0.0", "address of the gRPC door", "ADDRESS"),
+    _served("grpc-port", _PORT, "8001", "port of the gRPC door; 0 = any free one", "PORT"),
+    _served("reuse-grpc-port", boolean, "false", "share the gRPC port with other processes", "BOOL"),
+    _served("grpc-transport", choice("auto", "grpcio", "pygrpc-native"), "auto", "implementation of gRPC", "NAME"),
+    _served(
+        "grpc-infer-response-compression-level",
+        choice("none", "low", "medium", "high"),
+        "none",
+        "compression of gRPC answers",
+        "LEVEL",
+    ),
+    _served("grpc-keepalive-time", _MILLISECONDS, "7200000", "ms without traffic before a ping"),
+    _served("grpc-keepalive-timeout", _MILLISECONDS, "20000", "ms to wait for a ping's answer"),
+    _served("grpc-keepalive-permit-without-calls", boolean, "false", "ping without open calls too", "BOOL"),
+    _served(
+        "grpc-http2-max-pings-without-data", integer(0, INT32_MAX), "2", "pings without data between; 0 = without limit"
+    ),
+    _served(
+        "grpc-http2-min-recv-ping-interval-without-data",
+        integer(0, INT32_MAX),
+        "300000",
+        "ms that must lie between a client's pings without data",
+    ),
+    _served(
+        "grpc-http2-max-ping-strikes",
+        integer(0, INT32_MAX),
+        "2",
+        "bad pings before a connection is closed; 0 = any number",
+    ),
+    _served("grpc-max-connection-age", integer(0, INT32_MAX), "0", "ms after which a connection is closed; 0 = never"),
+    _served(
+        "grpc-max-connection-age-grace", integer(0, INT32_MAX), "0", "ms left to its calls then; 0 = all they need"
+    ),
+    _served("allow-metrics", boolean, "true", "serve metrics", "BOOL"),
+    _served("allow-cpu-metrics", boolean, "true", "tell the machine's CPU and memory use too", "BOOL"),
+    _served("metrics-address", name, None, "address of the metrics door; default: as HTTP", "ADDRESS"),
+    _served("metrics-port", _PORT, "8002", "port of the metrics door; 0 = any free one", "PORT"),
+    _served("reuse-metrics-port", boolean, "false", "share the metrics port with other processes", "BOOL"),
+    _served("metrics-interval-ms", integer(1, INT32_MAX), "2000", "ms between two samples of processes and machine"),
+    _served(
+        "metrics-config",
+        setting,
+        None,
+        "counter_latencies=BOOL, histogram_latencies=BOOL, summary_latencies=BOOL, summary_quantiles=0.5:0.05,...",
+        "SETTING",
+        many=True,
+    ),
+    _served("log-verbose", integer(0, 9), "0", "how much is logged beyond info"),
+    _served("log-info", boolean, "true", "log information", "BOOL"),
+    _served("log-warning", boolean, "true", "log warnings", "BOOL"),
+    _served("log-error", boolean, "true", "log errors", "BOOL"),
+    _served("log-format", choice("default", "ISO8601", "json"), "default", "default, ISO8601 or json", "FORMAT"),
+    _served("log-file", text, "", "log to this file instead of stdout and stderr", "FILE"),
+)
+
+_ONE_LOOP = "one event loop serves all connections"
+_NO_POOL = "memory is not taken in pools"
+_FIXED_DIRECTORY = "parts of the server come from installed packages"
+
+IGNORED = (
+    _ignored("http-thread-count", _ONE_LOOP),
+    _ignored("grpc-infer-thread-count", _ONE_LOOP),
+    _ignored("grpc-infer-allocation-pool-size", _NO_POOL),
+    _ignored("grpc-max-response-pool-size", _NO_POOL),
+    _ignored("pinned-memory-pool-byte-size", _NO_POOL),
+    _ignored("cuda-memory-pool-byte-size", _NO_POOL),
+    _ignored("cuda-virtual-address-size", _NO_POOL),
+    _ignored("buffer-manager-thread-count", "buffers are copied where they are used"),
+    _ignored("min-supported-compute-capability", "a backend's framework decides which GPUs it can use"),
+    _ignored("model-load-gpu-limit", "GPU memory is not limited by the server"),
+    _ignored("enable-peer-access", "a backend's framework decides about peer access"),
+    _ignored("allow-gpu-metrics", "there are no GPU metrics"),
+    _ignored("backend-directory", _FIXED_DIRECTORY),
+    _ignored("repoagent-directory", _FIXED_DIRECTORY),
+    _ignored("cache-directory", _FIXED_DIRECTORY),
+    _ignored("sagemaker-port", "there is no SageMaker door"),
+    _ignored("sagemaker-safe-port-range", "there is no SageMaker door"),
+    _ignored("sagemaker-thread-count", "there is no SageMaker door"),
+    _ignored("vertex-ai-port", "there is no Vertex AI door"),
+    _ignored("vertex-ai-thread-count", "there is no Vertex AI door"),
+    _ignored("vertex-ai-default-model", "there is no Vertex AI door"),
+)
+
+_TLS = "put a TLS proxy before the server"
+_TRACE = "requests cannot be traced yet"
+
+REFUSED = (
+    _refused("strict-model-config", "false", "use --disable-auto-complete-config"),
+    _refused("model-namespacing", "false", "model names must be unique over all repositories"),
+    _refused("http-header-forward-pattern", "", "headers are not forwarded to models"),
+    _refused("grpc-header-forward-pattern", "", "metadata is not forwarded to models"),
+    _refused("http-restricted-api", "", "restrict the API in a proxy before the server"),
+    _refused("grpc-restricted-protocol", "", "restrict the API in a proxy before the server"),
+    _refused("grpc-use-ssl", "false", _TLS),
+    _refused("grpc-use-ssl-mutual", "false", _TLS),
+    _refused("grpc-server-cert", "", _TLS),
+    _refused("grpc-server-key", "", _TLS),
+    _refused("grpc-root-cert", "", _TLS),
+    _refused("trace-config", "", _TRACE),
+    _refused("trace-file", "", _TRACE),
+    _refused("trace-level", "off", _TRACE),
+    _refused("trace-rate", "", _TRACE),
+    _refused("trace-count", "", _TRACE),
+    _refused("trace-log-frequency", "", _TRACE),
+    _refused("cache-config", "", "there is no response cache"),
+    _refused("response-cache-byte-size", "0", "there is no response cache"),
+    _refused("rate-limit", "off", "executions are limited by instances alone"),
+    _refused("rate-limit-resource", "", "executions are limited by instances alone"),
+    _refused("host-policy", "", "set CPU affinity for the whole server"),
+    _refused("allow-client-shm", "false", "clients cannot register shared memory"),
+    _refused("allow-sagemaker", "false", "there is no SageMaker door"),
+    _refused("allow-vertex-ai", "false", "there is no Vertex AI door"),
+)
+
+FLAGS: dict[str, Flag] = {flag.name: flag for flag in (*SERVED, *IGNORED, *REFUSED)}
+
+_ALIASES = {"model-store": "model-repository"}
+
+
+def find_flag(name: str) -> Flag | None:
+    """Return the option of this name or alias."""
+    return FLAGS.get(_ALIASES.get(name, name))
