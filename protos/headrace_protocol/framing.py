@@ -36,7 +36,7 @@ class Framer(Generic[T]):
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[list[T]] = msgspec.msgpack.Decoder(list[incoming])
 
-    def encode(self, messages: Sequence[ToBackend | ToServer]) -> tuple[bytearray, int]:
+    def encode(self, messages: Sequence[msgspec.Struct]) -> tuple[bytearray, int]:
         """Return (datagram, descriptor); the descriptor is -1 unless the frame had to go into a memfd.
 
         The caller owns the descriptor, sends it as the datagram's first, and closes it.

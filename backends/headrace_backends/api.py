@@ -1,0 +1,81 @@
+"""What the author of a backend writes and is given: plain synchronous Python, no sockets, no asyncio.
+
+A backend is a class named in the entry-point group `headrace.backends`. Its process makes one instance of it, calls
+`initialize` once, then `execute` for every batch, and `finalize` at the end. conformance.py is this contract in
+executable form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from headrace_backends.batch import Batch, BatchRequest
+from headrace_protocol.tensor import TensorSpec
+
+__all__ = ["Backend", "Batch", "BatchRequest", "ModelContext", "ModelDescription"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelContext:
+    """Everything a backend may know about the model that it loads."""
+
+    name: str
+    version: int
+    model_directory: Path
+    version_directory: Path
+    config: dict[str, Any]
+    """The model's configuration as JSON-ready values, as the user wrote it plus the server's defaults."""
+    backend_config: dict[str, str]
+    """--backend-config settings of this backend."""
+    instances: tuple[str, ...]
+    """Names of the instances that this process serves: as many executions may be asked for at once."""
+    kind: str
+    """KIND_CPU, KIND_GPU or KIND_MODEL."""
+    device: int
+    """GPU number for KIND_GPU, else 0."""
+    auto_complete: bool
+    """Whether what the backend finds in the model may complete the configuration."""
+    threads: int
+    """Threads that one execution may use when all instances run: the cores of this process shared out, at least 1."""
+
+    def parameter(self, name: str) -> str | None:
+        """Return the configuration parameter `name`, or None where it is not set."""
+        value = self.config.get("parameters", {}).get(name)
+        return None if value is None else str(value["string_value"])
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """What `initialize` found in the model; empty where the model's files do not say."""
+
+    inputs: tuple[TensorSpec, ...] = ()
+    """Full shapes: the batch dimension is included where the model has one."""
+    outputs: tuple[TensorSpec, ...] = ()
+    batching: bool | None = None
+    """Whether the model can batch along its first dimension; None = not known."""
+    config: dict[str, Any] | None = None
+    """Configuration fields to add where the user gave none (JSON-ready)."""
+
+
+class Backend(Protocol):
+    """A way to run models. One instance serves one model version on one device, in a process of its own."""
+
+    fork_safe: ClassVar[bool]
+    """Whether the module may be imported once and then forked for every model (on CPU)."""
+    threads: ClassVar[bool]
+    """Whether `execute` may run in several threads at once over one model. If not, it is called for one batch at a
+    time, though not always by the same thread."""
+
+    def initialize(self, model: ModelContext) -> ModelDescription:
+        """Load the model. Raises InferError with the reason; any other exception is reported as INTERNAL."""
+        ...
+
+    def execute(self, batch: Batch) -> None:
+        """Run one batch and answer its requests. An exception fails those that are not answered yet."""
+        ...
+
+    def finalize(self) -> None:
+        """Free the model. Nothing is executing, and the process ends afterwards."""
+        ...

@@ -1,0 +1,315 @@
+"""A batch as a backend sees it: input views over the arena, and the answers to its requests.
+
+Knows nothing of sockets and threads, except that `cancel` may be called by another thread while the batch runs.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from headrace_backends.outputs import OutputSpace
+from headrace_protocol.arena import Arena
+from headrace_protocol.datatype import (
+    BF16,
+    BY_NAME,
+    BYTES,
+    Array,
+    DataType,
+    element_count,
+    from_numpy,
+    of_numpy,
+    to_numpy,
+)
+from headrace_protocol.errors import InferError, cancelled, internal
+from headrace_protocol.messages import Error, Execute, Parameter, RequestHeader, Response, Responses
+from headrace_protocol.tensor import ARENA, Tensor
+
+ALL_REQUESTS: Final = -1
+"""Cancel.request that stands for the whole batch."""
+
+
+class InputViews(Mapping[str, Array]):
+    """Inputs by name, read-only and borrowed until the batch is answered. Strings are decoded when first asked for."""
+
+    __slots__ = ("_encoded", "_views")
+
+    def __init__(self) -> None:
+        self._views: dict[str, Array] = {}
+        self._encoded: dict[str, tuple[Tensor, memoryview]] = {}
+
+    def add(self, tensor: Tensor, memory: memoryview) -> None:
+        """Make `tensor`, whose bytes lie in `memory`, available."""
+        datatype, ref = BY_NAME[tensor.datatype], tensor.ref
+        if datatype is BYTES:
+            self._encoded[tensor.name] = (tensor, memory)
+            return
+        if ref.nbytes != element_count(tensor.shape) * datatype.itemsize:
+            raise internal(f"input '{tensor.name}' of shape {list(tensor.shape)} came with {ref.nbytes} bytes")
+        self._views[tensor.name] = np.ndarray(tensor.shape, datatype.numpy, memory, ref.offset)
+
+    def __getitem__(self, name: str) -> Array:
+        view = self._views.get(name)
+        if view is None:
+            tensor, memory = self._encoded[name]
+            data = memory[tensor.ref.offset : tensor.ref.offset + tensor.ref.nbytes]
+            view = self._views[name] = to_numpy(BYTES, tensor.shape, data)
+        return view
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._encoded
+        yield from (name for name in self._views if name not in self._encoded)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class BatchRequest:
+    """One request of a batch. Answer it with the whole batch (Batch.respond), or alone by `respond` or `fail`."""
+
+    __slots__ = ("_batch", "_header", "index", "start")
+
+    def __init__(self, batch: Batch, index: int, header: RequestHeader, start: int) -> None:
+        self._batch = batch
+        self._header = header
+        self.index = index
+        self.start = start
+        """Its first row in the batch."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch dimension that are its own; 1 where the model does not batch."""
+        return self._header.rows
+
+    @property
+    def id(self) -> str:
+        """The client's name for it; may be empty or not unique."""
+        return self._header.id
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """The client's parameters."""
+        return self._header.parameters or {}
+
+    @property
+    def correlation_id(self) -> int | str:
+        """The sequence that it belongs to; 0 = none."""
+        return self._header.correlation_id
+
+    @property
+    def flags(self) -> int:
+        """1 = sequence start, 2 = sequence end."""
+        return self._header.flags
+
+    @property
+    def timeout_us(self) -> int:
+        """Microseconds that the client gave the request; 0 = no limit."""
+        return self._header.timeout_us
+
+    @property
+    def wanted(self) -> Sequence[str] | None:
+        """Names of the outputs that it asks for; None = all."""
+        return self._header.outputs
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for the answer any more. May turn true at any time."""
+        return self.index in self._batch._cancelled
+
+    def input(self, name: str) -> Array:
+        """Return this request's part of the input."""
+        return self._batch._input_of(self, name)
+
+    def respond(self, outputs: Mapping[str, Array], parameters: dict[str, Parameter] | None = None) -> None:
+        """Answer this request alone, with outputs that hold its own rows."""
+        self._batch._respond_to(self, outputs, parameters)
+
+    def fail(self, error: InferError) -> None:
+        """Answer this request with an error; the others of the batch are not touched."""
+        self._batch._answer(Response(self.index, error=Error(error.code.value, error.message)))
+
+
+class ModelMemory:
+    """What every batch of a model needs to know: the memory shared with the server, and the declared outputs."""
+
+    def __init__(self, arena: Arena, datatypes: Mapping[str, DataType], *, batching: bool = False) -> None:
+        self.arena: Final = arena
+        self.readonly: Final = arena.view.toreadonly()
+        self.datatypes: Final = datatypes
+        """Of the outputs whose type is declared."""
+        self.batching: Final = batching
+        """Whether the first dimension is known to be the batch's; where it is not, more than one row tells."""
+
+
+class Batch:
+    """What one `execute` works on. The inputs and the memory from `allocate` are borrowed until it returns."""
+
+    def __init__(self, message: Execute, model: ModelMemory) -> None:
+        self._message: Final = message
+        self._model: Final = model
+        self._space: Final = OutputSpace(model.arena, message.space)
+        self._cancelled: set[int] = set()
+        self._on_cancel: Callable[[], None] | None = None
+        self._answers: dict[int, Response] = {}
+        self._batched: tuple[Tensor, ...] | None = None
+        self._allocated: dict[int, tuple[Array, Tensor]] = {}
+        self._requests: tuple[BatchRequest, ...] | None = None
+        self.rows: Final = sum(header.rows for header in message.requests)
+        """Rows of all requests together."""
+        self._checks_rows: Final = model.batching or self.rows > 1
+        self.inputs: Final = InputViews()
+        """The rows of all requests, in order. BYTES as object arrays of bytes, BF16 as uint16 bit patterns."""
+        self.output_ns = 0
+        """Nanoseconds spent placing outputs."""
+
+    @property
+    def number(self) -> int:
+        """The server's number for the batch."""
+        return self._message.batch
+
+    @property
+    def instance(self) -> int:
+        """Number of the instance that runs this batch: an index into ModelContext.instances."""
+        return self._message.instance
+
+    @property
+    def wanted(self) -> tuple[str, ...] | None:
+        """Names of the outputs that some request wants; None = all. Others need not be computed."""
+        return self._message.outputs
+
+    @property
+    def requests(self) -> Sequence[BatchRequest]:
+        """The requests, in the order of their rows."""
+        if self._requests is None:
+            requests, start = [], 0
+            for index, header in enumerate(self._message.requests):
+                requests.append(BatchRequest(self, index, header, start))
+                start += header.rows
+            self._requests = tuple(requests)
+        return self._requests
+
+    @property
+    def item_shapes(self) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """Of each ragged input, the shape that each request gave; their elements follow one another in the input."""
+        return {t.name: t.item_shapes for t in self._message.inputs if t.item_shapes is not None}
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether every request was cancelled: nobody waits for anything of this batch."""
+        return len(self._cancelled) >= len(self._message.requests)
+
+    def on_cancel(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called, by another thread, whenever a request of this batch was cancelled.
+
+        At once if some already are; it may be called more than once for one cancellation, and must not block.
+        """
+        self._on_cancel = callback
+        if self._cancelled:
+            callback()
+
+    def allocate(self, name: str, shape: Sequence[int], datatype: DataType) -> Array:
+        """Return memory (contents undefined) for the output `name`; pass it to `respond`, which then copies nothing."""
+        if datatype is BYTES:
+            raise internal(f"output '{name}': BYTES elements vary in size and cannot be allocated beforehand")
+        buffer, offset, ref = self._space.reserve(element_count(shape) * datatype.itemsize)
+        array = np.ndarray(shape, datatype.numpy, buffer, offset)
+        self._allocated[id(array)] = (array, Tensor(name, datatype.name, tuple(shape), ref))
+        return array
+
+    def respond(self, outputs: Mapping[str, Array]) -> None:
+        """Answer every request that is not answered yet, with outputs that hold the rows of all requests in order."""
+        if self._batched is not None:
+            raise internal("the batch was answered twice")
+        self._batched = self._place_all(outputs, self._message.outputs, self.rows)
+
+    # What follows is not for authors: the runner and BatchRequest call it.
+
+    def open_inputs(self, descriptors: Sequence[int] = ()) -> None:
+        """Build the input views. `descriptors` came with the frame; the mappings made here outlive them."""
+        for tensor in self._message.inputs:
+            source = tensor.ref.source
+            if source == ARENA:
+                self.inputs.add(tensor, self._model.readonly)
+            else:
+                self.inputs.add(tensor, memoryview(mmap.mmap(descriptors[source], 0, prot=mmap.PROT_READ)))
+
+    def cancel(self, request: int) -> None:
+        """Note that nobody waits for `request` (or ALL_REQUESTS) and tell the backend. For another thread to call."""
+        self._cancelled.update(range(len(self._message.requests)) if request == ALL_REQUESTS else (request,))
+        if self._on_cancel is not None:
+            self._on_cancel()
+
+    def finish(self, error: InferError | None) -> tuple[Responses, list[int]]:
+        """Return what to send, with the descriptors that go with it (the caller closes them).
+
+        A request without an answer fails with `error`, or with CANCELLED where it was cancelled.
+        """
+        self._on_cancel = None
+        if self._batched is None:
+            for index in range(len(self._message.requests)):
+                if index not in self._answers:
+                    missing = cancelled() if index in self._cancelled else error or _UNANSWERED
+                    self._answers[index] = Response(index, error=Error(missing.code.value, missing.message))
+        responses = Responses(self._message.batch, self._batched, tuple(self._answers.values()))
+        return responses, self._space.take_descriptors()
+
+    def _input_of(self, request: BatchRequest, name: str) -> Array:
+        view = self.inputs[name]
+        if len(self._message.requests) == 1:
+            return view
+        shapes = self.item_shapes.get(name)
+        if shapes is None:
+            return view[request.start : request.start + request.rows]
+        start = sum(map(element_count, shapes[: request.index]))
+        shape = shapes[request.index]
+        return view.reshape(-1)[start : start + element_count(shape)].reshape(shape)
+
+    def _respond_to(
+        self, request: BatchRequest, outputs: Mapping[str, Array], parameters: dict[str, Parameter] | None
+    ) -> None:
+        wanted = self._message.outputs if request.wanted is None else request.wanted
+        placed = self._place_all(outputs, wanted, request.rows)
+        self._answer(Response(request.index, placed, None, parameters))
+
+    def _answer(self, response: Response) -> None:
+        if response.request in self._answers:
+            raise internal(f"request {response.request} of the batch was answered twice")
+        self._answers[response.request] = response
+
+    def _place_all(self, outputs: Mapping[str, Array], wanted: Sequence[str] | None, rows: int) -> tuple[Tensor, ...]:
+        started = time.perf_counter_ns()
+        placed = tuple(
+            self._place(name, array, rows) for name, array in outputs.items() if wanted is None or name in wanted
+        )
+        self.output_ns += time.perf_counter_ns() - started
+        return placed
+
+    def _place(self, name: str, array: Array, rows: int) -> Tensor:
+        """Put one output where the server can read it, unless it is there already."""
+        if not isinstance(array, np.ndarray):
+            raise internal(f"output '{name}' is of type {type(array).__name__}, expected a numpy array")
+        if self._checks_rows and (not array.ndim or array.shape[0] != rows):
+            raise internal(f"output '{name}' has shape {list(array.shape)}, expected a first dimension of {rows}")
+        allocated = self._allocated.get(id(array))
+        if allocated is not None and allocated[1].name == name:
+            return allocated[1]
+        datatype = of_numpy(array.dtype)
+        if datatype is None:
+            raise internal(f"output '{name}' has numpy type {array.dtype}, which is no tensor datatype")
+        if datatype is BYTES:
+            data = from_numpy(array, BYTES)
+            buffer, offset, ref = self._space.reserve(len(data))
+            buffer[offset : offset + len(data)] = data
+            return Tensor(name, datatype.name, array.shape, ref)
+        if array.dtype == BF16.numpy and self._model.datatypes.get(name) is BF16:
+            datatype = BF16
+        buffer, offset, ref = self._space.reserve(array.nbytes)
+        np.ndarray(array.shape, datatype.numpy, buffer, offset)[...] = array
+        return Tensor(name, datatype.name, array.shape, ref)
+
+
+_UNANSWERED: Final = internal("the backend did not answer this request of the batch")

@@ -1,0 +1,130 @@
+"""The identity backend: outputs are the inputs, and it misbehaves on demand.
+
+It makes schedulers, queues, deadlines, lifecycles and metrics testable without a framework. Output `OUTPUT<x>` is
+input `INPUT<x>`; an output of another name is the input at the same place of the configuration.
+
+Configuration parameters: `execute_delay_ms`; `instance_wise_delay_multiplier` (instance i waits max(1, i * multiplier)
+times as long); `creation_delay_sec`; `echo_parameters` ("true": request parameters come back as response parameters);
+`fail_load` (a message); `hang_load`. The parameters in misbehaviour.py may be given in the configuration, for every
+request, or by a request for itself; so may `delay_ms`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import ClassVar, Final, NamedTuple
+
+from headrace_backends.api import Batch, BatchRequest, ModelContext, ModelDescription
+from headrace_backends.identity.misbehaviour import alter, asked, fail, misbehave
+from headrace_protocol.datatype import Array
+from headrace_protocol.errors import InferError, cancelled, invalid
+from headrace_protocol.messages import Parameter
+
+_FOREVER_S: Final = 1e6
+_TOGETHER: Final = frozenset({"execute_delay_ms", "instance_wise_delay_multiplier", "creation_delay_sec"})
+"""Configuration parameters under which a batch is still answered as a whole."""
+
+
+class _Job(NamedTuple):
+    """A request that is answered by itself."""
+
+    request: BatchRequest
+    parameters: dict[str, Parameter]
+    delay_s: float
+
+
+class IdentityBackend:
+    """Copies inputs to outputs."""
+
+    fork_safe: ClassVar[bool] = True
+    threads: ClassVar[bool] = True
+
+    def initialize(self, model: ModelContext) -> ModelDescription:
+        """Read the parameters; describes nothing, since any tensors will do."""
+        self._defaults: dict[str, Parameter] = {
+            name: str(value["string_value"]) for name, value in model.config.get("parameters", {}).items()
+        }
+        self._inputs: list[str] = [tensor["name"] for tensor in model.config.get("input", ())]
+        self._outputs: list[str] = [tensor["name"] for tensor in model.config.get("output", ())]
+        self._echo = model.parameter("echo_parameters") == "true"
+        self._delay_s = number(self._defaults, "execute_delay_ms") / 1000
+        self._multiplier = number(self._defaults, "instance_wise_delay_multiplier")
+        self._together = self._defaults.keys() <= _TOGETHER
+        time.sleep(number(self._defaults, "creation_delay_sec"))
+        if asked(self._defaults, "hang_load"):
+            threading.Event().wait()
+        if asked(self._defaults, "fail_load"):
+            raise invalid(str(self._defaults["fail_load"]))
+        return ModelDescription()
+
+    def execute(self, batch: Batch) -> None:
+        """Wait, misbehave, and answer each request with its inputs."""
+        delay_s = self._delay_s * max(1.0, batch.instance * self._multiplier)
+        if self._together and not any(request.parameters for request in batch.requests):
+            if delay_s:
+                _wait(batch, dict.fromkeys(batch.requests, delay_s))
+            wanted = self._outputs if batch.wanted is None else batch.wanted
+            batch.respond({name: batch.inputs[self._source(name)] for name in wanted})
+            return
+        jobs: list[_Job] = []
+        for request in batch.requests:
+            parameters = self._defaults | dict(request.parameters)
+            misbehave(parameters)
+            try:
+                wait_s = _FOREVER_S if asked(parameters, "hang") else number(parameters, "delay_ms") / 1000
+                jobs.append(_Job(request, parameters, delay_s + wait_s))
+            except InferError as error:
+                request.fail(error)
+        _wait(batch, {job.request: job.delay_s for job in jobs})
+        for job in jobs:
+            self._answer(job)
+
+    def finalize(self) -> None:
+        """Nothing to free."""
+
+    def _source(self, output: str) -> str:
+        """Return the name of the input that `output` copies."""
+        if output.startswith("OUTPUT") and "INPUT" + output[6:] in self._inputs:
+            return "INPUT" + output[6:]
+        position = self._outputs.index(output) if output in self._outputs else len(self._inputs)
+        if position >= len(self._inputs):
+            raise invalid(f"output '{output}' has no input to copy: the model has {len(self._inputs)} inputs")
+        return self._inputs[position]
+
+    def _answer(self, job: _Job) -> None:
+        request, parameters = job.request, job.parameters
+        try:
+            if request.cancelled:
+                raise cancelled()
+            fail(parameters)
+            outputs: dict[str, Array] = {name: request.input(self._source(name)) for name in self._outputs}
+            request.respond(alter(outputs, parameters), dict(request.parameters) if self._echo else None)
+        except InferError as error:
+            request.fail(error)
+
+
+def _wait(batch: Batch, delays_s: Mapping[BatchRequest, float]) -> None:
+    """Wait until the longest delay of those requests that are not cancelled is over."""
+    started = time.monotonic()
+    changed = threading.Event()
+    batch.on_cancel(changed.set)
+    while True:
+        waits = [delay_s for request, delay_s in delays_s.items() if not request.cancelled]
+        left = started + max(waits, default=0.0) - time.monotonic()
+        if left <= 0:
+            return
+        changed.wait(left)
+        changed.clear()
+
+
+def number(parameters: Mapping[str, Parameter], name: str) -> float:
+    """Return the parameter as a number >= 0; 0 where it is absent. Raises INVALID_ARG."""
+    try:
+        value = float(parameters.get(name, 0))
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < _FOREVER_S:
+        raise invalid(f"parameter '{name}': expected a number >= 0, got {parameters[name]!r}")
+    return value

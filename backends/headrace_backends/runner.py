@@ -1,0 +1,229 @@
+"""The main loop of a backend process: handshake, load, then receive, execute, send until the channel closes.
+
+Threads are leader and followers: one holds the right to read; when it has read a batch it passes the right on and runs
+the batch itself, so that no batch waits for a hand-over between threads, and Cancel, Ping and the end of the channel
+are noticed while batches run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections import deque
+from typing import Final, NoReturn
+
+from headrace_backends import execution
+from headrace_backends.api import Backend
+from headrace_backends.batch import Batch, ModelMemory
+from headrace_backends.channel import Channel
+from headrace_backends.discovery import load_backend
+from headrace_protocol.arena import Arena
+from headrace_protocol.errors import InferError, invalid
+from headrace_protocol.framing import ProtocolError, backend_framer
+from headrace_protocol.messages import (
+    PROTOCOL,
+    Cancel,
+    Execute,
+    Finalize,
+    Initialize,
+    Log,
+    Ping,
+    Pong,
+    Ready,
+    ToBackend,
+)
+
+EXIT_PROTOCOL_ERROR: Final = 3
+_LOG_TEXT_LIMIT: Final = 8192
+_LOG: Final = logging.getLogger(__name__)
+
+
+class Runner:
+    """Serves one channel. Owns the backend, the arena's mapping and the threads; ends only with the process."""
+
+    def __init__(self, channel: Channel[ToBackend]) -> None:
+        self._channel: Final = channel
+        self._reading: Final = threading.Lock()
+        """The right to read; guards _pending and what _handle touches."""
+        self._state: Final = threading.Lock()
+        """Guards _running, _unfinished and _finalizing."""
+        self._pending: Final[deque[tuple[Batch, list[int]]]] = deque()
+        self._running: Final[dict[int, Batch]] = {}
+        self._unfinished = 0
+        """Batches taken whose answer is not yet sent: _running is emptied before the send, this after it."""
+        self._finalizing = False
+        self._initialize: Initialize | None = None
+        self._arena: Arena | None = None
+        self._backend: Backend | None = None
+        self._model: ModelMemory | None = None
+        self._slots = 1
+
+    def run(self) -> NoReturn:
+        """Serve until the server says Finalize or goes away; ends the process."""
+        while self._initialize is None:
+            self._receive()
+        self._load(self._initialize)
+        self._serve()
+
+    def _load(self, message: Initialize) -> None:
+        """Load the model in this thread while a follower watches the channel."""
+        assert self._arena is not None
+        try:
+            if message.protocol != PROTOCOL:
+                raise invalid(f"the server speaks protocol {message.protocol}, this backend process {PROTOCOL}")
+            factory = load_backend(message.backend)
+            self._slots = execution.slot_count(factory, message.instances)
+            for number in range(self._slots):
+                threading.Thread(target=self._serve, name=f"headrace-slot-{number}", daemon=True).start()
+            context = execution.model_context(message, execution.available_cores())
+            self._backend, description = execution.initialize(factory, context)
+            self._model = execution.model_memory(self._arena, message.config, description)
+            self._send_ready(execution.ready(description, self._slots))
+        except InferError as error:
+            self._send_ready(execution.refusal(error))
+
+    def _send_ready(self, ready: Ready) -> None:
+        try:
+            self._channel.send([ready])
+        except ConnectionError:
+            _exit(0)
+
+    def _serve(self) -> NoReturn:
+        """Take turns at reading; run what was read. Every thread of the process ends here."""
+        try:
+            while True:
+                with self._reading:
+                    while not self._pending:
+                        self._receive()
+                    batch, descriptors = self._pending.popleft()
+                self._run(batch, descriptors)
+                del batch  # its views and mappings must not live until the next one
+        except BaseException:
+            _LOG.exception("the runner failed")
+            _exit(1)
+
+    def _run(self, batch: Batch, descriptors: list[int]) -> None:
+        assert self._backend is not None
+        messages, spilled = execution.execute(self._backend, batch, descriptors)
+        with self._state:
+            del self._running[batch.number]
+        try:
+            self._channel.send(messages, spilled)
+        except ConnectionError:
+            _exit(0)
+        _close(spilled)
+        _close(descriptors)
+        with self._state:
+            self._unfinished -= 1
+            last = self._finalizing and not self._unfinished
+        if last:
+            self._finish()
+
+    def _finish(self) -> NoReturn:
+        try:
+            if self._backend is not None:
+                self._backend.finalize()
+        except BaseException:
+            _LOG.exception("the backend failed to finalize")
+        _exit(0)
+
+    def _receive(self) -> None:
+        """Read one frame and act on its messages; batches go to _pending."""
+        try:
+            frame = self._channel.receive()
+            if frame is None:
+                _exit(0)
+            messages, descriptors = frame
+            for message in messages:
+                self._handle(message, descriptors)
+            _close(descriptors)
+        except ProtocolError as error:
+            sys.stderr.write(f"headrace backend: {error}\n")
+            _exit(EXIT_PROTOCOL_ERROR)
+
+    def _handle(self, message: ToBackend, descriptors: list[int]) -> None:
+        if isinstance(message, Execute):
+            self._accept(message, descriptors)
+        elif isinstance(message, Cancel):
+            with self._state:
+                batch = self._running.get(message.batch)
+            if batch is not None:
+                _cancel(batch, message.request)
+        elif isinstance(message, Ping):
+            try:
+                self._channel.send([Pong(message.nonce)])
+            except ConnectionError:
+                _exit(0)
+        elif isinstance(message, Finalize):
+            with self._state:
+                self._finalizing = True
+                idle = not self._unfinished
+            if idle:
+                self._finish()
+        else:
+            self._take_initialize(message, descriptors)
+
+    def _take_initialize(self, message: Initialize, descriptors: list[int]) -> None:
+        if self._initialize is not None:
+            raise ProtocolError("a second Initialize")
+        if not descriptors:
+            raise ProtocolError("Initialize came without the arena's descriptor")
+        self._arena = Arena.attach(descriptors.pop(0))
+        self._initialize = message
+
+    def _accept(self, message: Execute, descriptors: list[int]) -> None:
+        if self._model is None:
+            raise ProtocolError("Execute before Ready")
+        batch = Batch(message, self._model)
+        with self._state:
+            if message.batch in self._running:
+                raise ProtocolError(f"a second Execute of batch {message.batch}, which still runs")
+            if len(self._running) >= self._slots or self._finalizing:
+                raise ProtocolError(f"Execute of batch {message.batch} where no slot is free")
+            self._running[message.batch] = batch
+            self._unfinished += 1
+        self._pending.append((batch, [os.dup(fd) for fd in descriptors]))
+
+
+class ChannelHandler(logging.Handler):
+    """Sends log records to the server as Log messages."""
+
+    def __init__(self, channel: Channel[ToBackend]) -> None:
+        super().__init__(logging.WARNING)
+        self._channel = channel
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._channel.send([Log(record.levelname, self.format(record)[:_LOG_TEXT_LIMIT])])
+        except ConnectionError:
+            _exit(0)
+        except Exception:
+            self.handleError(record)
+
+
+def serve(fd: int) -> NoReturn:
+    """Serve the channel whose socket is `fd`; ends the process."""
+    channel = Channel(fd, backend_framer())
+    logging.captureWarnings(True)
+    logging.getLogger().addHandler(ChannelHandler(channel))
+    Runner(channel).run()
+
+
+def _cancel(batch: Batch, request: int) -> None:
+    try:
+        batch.cancel(request)
+    except Exception:
+        _LOG.exception("the backend failed to cancel")
+
+
+def _close(descriptors: list[int]) -> None:
+    for fd in descriptors:
+        os.close(fd)
+
+
+def _exit(status: int) -> NoReturn:
+    """End the process now, whatever other threads do: nobody can use their results."""
+    sys.stderr.flush()
+    os._exit(status)
