@@ -1,0 +1,64 @@
+"""What a configuration may say and this server does not do: an error where results would differ, a note for mere hints.
+
+Whoever makes a feature work deletes its row. Paths are field names from the top; `[]` stands for every item.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from google.protobuf.message import Message
+
+from headrace.repository.model_config import Problem
+from headrace_protocol._generated import model_config_pb2 as pb
+
+UNSUPPORTED: Final = {
+    "sequence_batching": "stateful sequences are not served yet",
+    "ensemble_scheduling": "ensembles are not served yet",
+    "response_cache.enable": "there is no response cache yet; leave it out or set enable to false",
+    "model_warmup": "warm-up requests are not run yet",
+    "batch_input": "tensors made for each batch are not supported yet",
+    "batch_output": "outputs scattered over a batch are not supported yet",
+    "input[].allow_ragged_batch": "ragged batches are not supported yet",
+    "model_transaction_policy.decoupled": "decoupled models (many responses to a request) are not served yet",
+    "model_repository_agents": "repository agents are not supported yet",
+    "model_operations.op_library_filename": "custom operator libraries are not loaded yet",
+    "instance_group[].rate_limiter": "the rate limiter is not supported yet",
+    "instance_group[].passive": "passive instances are not supported yet",
+    "instance_group[].secondary_devices": "secondary devices are not supported",
+}
+"""A field that is set -> why the model cannot be served as its author means it."""
+
+IGNORED: Final = {
+    "runtime": "names a file of another server's backend and is not used",
+    "cc_model_filenames": "is not used: every device gets default_model_filename",
+    "instance_group[].host_policy": "is not used: processes are not bound to processors",
+    "optimization.priority": "is not used",
+    "optimization.cuda": "is not used",
+    "optimization.gather_kernel_buffer_threshold": "is not used",
+    "optimization.eager_batching": "is not used",
+}
+"""A field that is set -> what happens to this hint. Answers are the same without it."""
+
+
+def unsupported(proto: pb.ModelConfig) -> list[Problem]:
+    """Return a problem for every field of UNSUPPORTED that `proto` sets."""
+    return [Problem(where, text) for path, text in UNSUPPORTED.items() for where in set_fields(proto, path)]
+
+
+def ignored(proto: pb.ModelConfig) -> list[str]:
+    """Return a sentence for every hint of IGNORED that `proto` sets."""
+    return [f"{where} {text}" for path, text in IGNORED.items() for where in set_fields(proto, path)]
+
+
+def set_fields(message: Message, path: str) -> list[str]:
+    """Return the concrete paths that match `path` and are set: not a default, not an empty list."""
+    head, _, rest = path.partition(".")
+    name = head.removesuffix("[]")
+    value: Any = next((value for field, value in message.ListFields() if field.name == name), None)
+    if value is None:
+        return []
+    if not rest:
+        return [name]
+    members = [(f"{name}[{index}]", item) for index, item in enumerate(value)] if head != name else [(name, value)]
+    return [f"{where}.{found}" for where, member in members for found in set_fields(member, rest)]
