@@ -11,6 +11,8 @@ import pytest
 from google.protobuf import text_format
 
 import headrace
+from headrace.flags import FLAGS
+from headrace_protocol._generated import grpc_service_pb2
 from headrace_protocol._generated import model_config_pb2 as pb
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,6 +76,21 @@ def test_every_relative_link_of_a_document_leads_somewhere(document):
             broken.append(link)
 
     assert not broken
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_compatibility_tells_of_every_option(name):
+    assert f"`--{name}`" in (ROOT / "docs/compatibility.md").read_text()
+
+
+@pytest.mark.parametrize("rpc", grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name)
+def test_compatibility_tells_of_every_rpc(rpc):
+    assert f"`{rpc}`" in (ROOT / "docs/compatibility.md").read_text()
+
+
+@pytest.mark.parametrize("field", pb.ModelConfig.DESCRIPTOR.fields_by_name)
+def test_compatibility_tells_of_every_field_of_a_configuration(field):
+    assert f"`{field}`" in (ROOT / "docs/compatibility.md").read_text()
 
 
 def test_no_file_names_a_path_of_somebody_s_machine():
