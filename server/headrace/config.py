@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.flags import FLAGS, Flag, Status, boolean
+from headrace.gateway.grpc.settings import GrpcSettings
+from headrace.gateway.http.settings import HttpSettings
 from headrace.options import UsageError, gather
 
 
@@ -29,42 +31,8 @@ class ControlMode(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class HttpSettings:
-    """The HTTP door."""
-
-    allow: bool
-    address: str
-    port: int
-    reuse_port: bool
-    max_input_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class GrpcSettings:
-    """The gRPC door. Times are milliseconds."""
-
-    allow: bool
-    address: str
-    port: int
-    reuse_port: bool
-    transport: str
-    """auto, grpcio or pygrpc-native."""
-    compression_level: str
-    """none, low, medium or high."""
-    keepalive_time_ms: int
-    keepalive_timeout_ms: int
-    keepalive_permit_without_calls: bool
-    http2_max_pings_without_data: int
-    http2_min_recv_ping_interval_ms: int
-    http2_max_ping_strikes: int
-    max_connection_age_ms: int
-    """0 = without end."""
-    max_connection_age_grace_ms: int
-
-
-@dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """The metrics door and what it tells."""
+    """The metrics service and what it tells."""
 
     allow: bool
     address: str
@@ -115,7 +83,9 @@ class ServerConfig:
     backend_restart_window_secs: float
     backend_config: Mapping[str, Mapping[str, str]]
     """Settings by backend; under "" those of every backend, which a backend's own go before."""
+    allow_http: bool
     http: HttpSettings
+    allow_grpc: bool
     grpc: GrpcSettings
     metrics: MetricsSettings
     log: LogSettings
@@ -180,13 +150,16 @@ def _build(values: Mapping[str, Any], metrics: Mapping[str, Any], warnings: list
         backend_restart_limit=values["backend-restart-limit"],
         backend_restart_window_secs=values["backend-restart-window-secs"],
         backend_config=backend_config,
+        allow_http=values["allow-http"],
         http=HttpSettings(
-            allow=values["allow-http"],
             address=values["http-address"],
             port=values["http-port"],
             reuse_port=values["reuse-http-port"],
-            max_input_bytes=values["http-max-input-size"],
+            max_input_size=values["http-max-input-size"],
+            max_body_size=values["http-max-body-size"],
+            header_forward_pattern=values["http-header-forward-pattern"],
         ),
+        allow_grpc=values["allow-grpc"],
         grpc=_grpc(values),
         metrics=MetricsSettings(
             allow=values["allow-metrics"],
@@ -214,18 +187,17 @@ def _build(values: Mapping[str, Any], metrics: Mapping[str, Any], warnings: list
 
 def _grpc(values: Mapping[str, Any]) -> GrpcSettings:
     return GrpcSettings(
-        allow=values["allow-grpc"],
         address=values["grpc-address"],
         port=values["grpc-port"],
         reuse_port=values["reuse-grpc-port"],
         transport=values["grpc-transport"],
-        compression_level=values["grpc-infer-response-compression-level"],
+        compression=values["grpc-infer-response-compression-level"],
         keepalive_time_ms=values["grpc-keepalive-time"],
         keepalive_timeout_ms=values["grpc-keepalive-timeout"],
         keepalive_permit_without_calls=values["grpc-keepalive-permit-without-calls"],
-        http2_max_pings_without_data=values["grpc-http2-max-pings-without-data"],
-        http2_min_recv_ping_interval_ms=values["grpc-http2-min-recv-ping-interval-without-data"],
-        http2_max_ping_strikes=values["grpc-http2-max-ping-strikes"],
+        max_pings_without_data=values["grpc-http2-max-pings-without-data"],
+        min_ping_interval_without_data_ms=values["grpc-http2-min-recv-ping-interval-without-data"],
+        max_ping_strikes=values["grpc-http2-max-ping-strikes"],
         max_connection_age_ms=values["grpc-max-connection-age"],
         max_connection_age_grace_ms=values["grpc-max-connection-age-grace"],
     )

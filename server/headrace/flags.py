@@ -7,6 +7,7 @@ so that it is refused (or passed over, where it changes no answer) in words, not
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -121,6 +122,15 @@ def name(value: str) -> str:
     return value
 
 
+def pattern(value: str) -> str:
+    """Take a regular expression."""
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"expected a regular expression, got {value!r}: {error}") from error
+    return value
+
+
 def setting(value: str) -> tuple[str, str]:
     """Parse `key=value`."""
     key, equals, rest = value.partition("=")
@@ -193,13 +203,24 @@ SERVED = (
         many=True,
     ),
     _served("allow-http", boolean, "true", "serve HTTP", "BOOL"),
-    _served("http-address", name, "0.0.0.0", "address of the HTTP door", "ADDRESS"),
-    _served("http-port", _PORT, "8000", "port of the HTTP door; 0 = any free one", "PORT"),
+    _served("http-address", name, "0.0.0.0", "address of the HTTP service", "ADDRESS"),
+    _served("http-port", _PORT, "8000", "port of the HTTP service; 0 = any free one", "PORT"),
     _served("reuse-http-port", boolean, "false", "share the HTTP port with other processes", "BOOL"),
-    _served("http-max-input-size", integer(1), str(64 * MIB), "largest HTTP request body, in bytes"),
+    _served(
+        "http-max-input-size",
+        integer(1),
+        str(64 * MIB),
+        "largest JSON part, JSON tensor or inflated body of an HTTP request, in bytes",
+    ),
+    _served(
+        "http-max-body-size", integer(1), str(2 << 30), "largest HTTP request body, binary tensors included, in bytes"
+    ),
+    _served(
+        "http-header-forward-pattern", pattern, "", "headers whose name matches become request parameters", "REGEX"
+    ),
     _served("allow-grpc", boolean, "true", "serve gRPC", "BOOL"),
-    _served("grpc-address", name, "0.0.0.0", "address of the gRPC door", "ADDRESS"),
-    _served("grpc-port", _PORT, "8001", "port of the gRPC door; 0 = any free one", "PORT"),
+    _served("grpc-address", name, "0.0.0.0", "address of the gRPC service", "ADDRESS"),
+    _served("grpc-port", _PORT, "8001", "port of the gRPC service; 0 = any free one", "PORT"),
     _served("reuse-grpc-port", boolean, "false", "share the gRPC port with other processes", "BOOL"),
     _served("grpc-transport", choice("auto", "grpcio", "pygrpc-native"), "auto", "implementation of gRPC", "NAME"),
     _served(
@@ -233,8 +254,8 @@ SERVED = (
     ),
     _served("allow-metrics", boolean, "true", "serve metrics", "BOOL"),
     _served("allow-cpu-metrics", boolean, "true", "tell the machine's CPU and memory use too", "BOOL"),
-    _served("metrics-address", name, None, "address of the metrics door; default: as HTTP", "ADDRESS"),
-    _served("metrics-port", _PORT, "8002", "port of the metrics door; 0 = any free one", "PORT"),
+    _served("metrics-address", name, None, "address of the metrics service; default: as HTTP", "ADDRESS"),
+    _served("metrics-port", _PORT, "8002", "port of the metrics service; 0 = any free one", "PORT"),
     _served("reuse-metrics-port", boolean, "false", "share the metrics port with other processes", "BOOL"),
     _served("metrics-interval-ms", integer(1, INT32_MAX), "2000", "ms between two samples of processes and machine"),
     _served(
@@ -273,12 +294,12 @@ IGNORED = (
     _ignored("backend-directory", _FIXED_DIRECTORY),
     _ignored("repoagent-directory", _FIXED_DIRECTORY),
     _ignored("cache-directory", _FIXED_DIRECTORY),
-    _ignored("sagemaker-port", "there is no SageMaker door"),
-    _ignored("sagemaker-safe-port-range", "there is no SageMaker door"),
-    _ignored("sagemaker-thread-count", "there is no SageMaker door"),
-    _ignored("vertex-ai-port", "there is no Vertex AI door"),
-    _ignored("vertex-ai-thread-count", "there is no Vertex AI door"),
-    _ignored("vertex-ai-default-model", "there is no Vertex AI door"),
+    _ignored("sagemaker-port", "there is no SageMaker service"),
+    _ignored("sagemaker-safe-port-range", "there is no SageMaker service"),
+    _ignored("sagemaker-thread-count", "there is no SageMaker service"),
+    _ignored("vertex-ai-port", "there is no Vertex AI service"),
+    _ignored("vertex-ai-thread-count", "there is no Vertex AI service"),
+    _ignored("vertex-ai-default-model", "there is no Vertex AI service"),
 )
 
 _TLS = "put a TLS proxy before the server"
@@ -287,7 +308,6 @@ _TRACE = "requests cannot be traced yet"
 REFUSED = (
     _refused("strict-model-config", "false", "use --disable-auto-complete-config"),
     _refused("model-namespacing", "false", "model names must be unique over all repositories"),
-    _refused("http-header-forward-pattern", "", "headers are not forwarded to models"),
     _refused("grpc-header-forward-pattern", "", "metadata is not forwarded to models"),
     _refused("http-restricted-api", "", "restrict the API in a proxy before the server"),
     _refused("grpc-restricted-protocol", "", "restrict the API in a proxy before the server"),
@@ -308,8 +328,8 @@ REFUSED = (
     _refused("rate-limit-resource", "", "executions are limited by instances alone"),
     _refused("host-policy", "", "set CPU affinity for the whole server"),
     _refused("allow-client-shm", "false", "clients cannot register shared memory"),
-    _refused("allow-sagemaker", "false", "there is no SageMaker door"),
-    _refused("allow-vertex-ai", "false", "there is no Vertex AI door"),
+    _refused("allow-sagemaker", "false", "there is no SageMaker service"),
+    _refused("allow-vertex-ai", "false", "there is no Vertex AI service"),
 )
 
 FLAGS: dict[str, Flag] = {flag.name: flag for flag in (*SERVED, *IGNORED, *REFUSED)}

@@ -54,7 +54,7 @@ class MachineMetrics:
             fresh = last is not None and now_ns - last.taken_ns < self._settings.interval_ms * _NS_PER_MS
             if last is not None and fresh and last.usage.keys() >= set(pids):
                 return last
-            usage = {pid: found for pid in (self._pid, *pids) if (found := process_usage(pid)) is not None}
+            usage = {pid: found for pid in {self._pid, *pids} if (found := process_usage(pid)) is not None}
             cpu = last.cpu_utilization if last is not None and fresh else self._cpu.sample()
             self._last = MachineSample(now_ns, usage, open_descriptors(), cpu, machine_memory())
             return self._last

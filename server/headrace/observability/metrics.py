@@ -1,4 +1,4 @@
-"""The metrics door: Triton's nv_* series and our own, read from what is loaded at the moment of the scrape.
+"""The metrics service: Triton's nv_* series and our own, read from what is loaded at the moment of the scrape.
 
 A model's series exist while its source lists it. A scrape is made in slices, so that it never holds up requests for
 longer than about a millisecond, and what the kernel tells (slowly) of processes is read in a thread.
