@@ -1,0 +1,47 @@
+"""How failures look over HTTP: the total table from ErrorCode to status, and the failures of the transport itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from headrace_protocol.errors import ErrorCode
+
+STATUS: Final[Mapping[ErrorCode, int]] = {
+    ErrorCode.UNKNOWN: 400,
+    ErrorCode.INTERNAL: 500,
+    ErrorCode.NOT_FOUND: 404,
+    ErrorCode.INVALID_ARG: 400,
+    ErrorCode.UNAVAILABLE: 503,
+    ErrorCode.UNSUPPORTED: 501,
+    ErrorCode.ALREADY_EXISTS: 400,
+    ErrorCode.CANCELLED: 400,
+}
+
+
+class HttpError(Exception):
+    """A failure that only HTTP has (no such path, body too large, ...): it never reaches the data plane.
+
+    `close`: what is left of the body is not worth reading; the connection ends with the answer.
+    """
+
+    def __init__(
+        self, status: int, message: str, headers: Mapping[str, str] | None = None, *, close: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.headers = headers
+        self.close = close
+
+
+def too_large(message: str) -> HttpError:
+    """Return the 413 of a body, or a part of it, that passes a limit; `message` names the limit."""
+    return HttpError(413, message, close=True)
+
+
+def error_body(message: str) -> bytes:
+    """Return the JSON object that every failing answer carries."""
+    return msgspec.json.encode({"error": message})

@@ -1,0 +1,98 @@
+"""The bodies of the repository API: index, load, unload. Pure: bytes to arguments of the control plane."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from headrace.gateway.http.json_text import check_depth, describe, malformed
+from headrace.planes import LoadParameters
+from headrace.types import IndexEntry
+from headrace_protocol.errors import invalid, unsupported
+
+_FILE: Final = "file:"
+
+
+class _Index(msgspec.Struct):
+    ready: bool = False
+
+
+class _Control(msgspec.Struct):
+    parameters: dict[str, Any] | None = None
+
+
+_Body = TypeVar("_Body")
+
+_index_decoder: Final = msgspec.json.Decoder(_Index)
+_control_decoder: Final = msgspec.json.Decoder(_Control)
+
+
+def decode_index(body: bytes) -> bool:
+    """Return `ready` of an index request: whether only ready models are asked for. An empty body asks for all."""
+    return _decode(_index_decoder, body, "the index request").ready if body else False
+
+
+def decode_load(body: bytes) -> LoadParameters:
+    """Return the parameters of a load request: "config" as text, each "file:<path>" as the bytes it stands for."""
+    parameters: LoadParameters = {}
+    for key, value in _parameters(body, "the load request").items():
+        if key == "config":
+            if not isinstance(value, str):
+                raise invalid(f"load parameter 'config': expected JSON text in a string, got {describe(value)}")
+            parameters[key] = value
+        elif key.startswith(_FILE):
+            parameters[key] = _file_content(key, value)
+        else:
+            raise invalid(f"unknown load parameter '{key}'; known are 'config' and 'file:<path>'")
+    return parameters
+
+
+def decode_unload(body: bytes) -> bool:
+    """Return `unload_dependents` of an unload request."""
+    dependents = False
+    for key, value in _parameters(body, "the unload request").items():
+        if key != "unload_dependents":
+            raise invalid(f"unknown unload parameter '{key}'; known is 'unload_dependents'")
+        if not isinstance(value, bool):
+            raise invalid(f"unload parameter '{key}': expected true or false, got {describe(value)}")
+        dependents = value
+    return dependents
+
+
+def check_target(model: str, repository: str) -> None:
+    """Raise where a load or unload names a repository, or something that cannot be a model's directory."""
+    if repository:
+        raise unsupported(f"repository '{repository}': naming a repository is not supported; leave it out of the path")
+    if not model.strip():
+        raise invalid("the model name is empty")
+    if "/" in model or "\\" in model or "\0" in model or model in (".", ".."):
+        raise invalid(f"model name {model[:80]!r} holds a path, it has to be a plain name")
+
+
+def encode_index(entries: list[IndexEntry]) -> bytes:
+    """Return the repository index as JSON."""
+    return msgspec.json.encode(entries)
+
+
+def _file_content(key: str, value: object) -> bytes:
+    if not isinstance(value, str):
+        raise invalid(f"load parameter '{key[:80]}': expected base64 in a string, got {describe(value)}")
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        raise invalid(f"load parameter '{key[:80]}': its value is not base64") from None
+
+
+def _parameters(body: bytes, what: str) -> dict[str, Any]:
+    return (_decode(_control_decoder, body, what).parameters or {}) if body else {}
+
+
+def _decode(decoder: msgspec.json.Decoder[_Body], body: bytes, what: str) -> _Body:
+    check_depth(body, what)
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise malformed(error, what) from None

@@ -1,0 +1,36 @@
+"""The settings of the HTTP door."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """What the HTTP gateway may be told. Sizes in bytes, times in seconds."""
+
+    address: str = "0.0.0.0"
+    port: int = 8000
+    """0 = any free port; `HttpGateway.start` returns it."""
+    reuse_port: bool = False
+    """Whether several servers may share the port on purpose (SO_REUSEPORT)."""
+    max_input_size: int = 67108864
+    """Limit of everything that is parsed or inflated: the JSON part of a request, the tensor that a JSON `data` makes,
+    and a body after decompression. The binary section of an uncompressed request is not bound by it."""
+    max_body_size: int = 2**31
+    """Limit of a whole body on the wire, its binary section included. Refused before it is read where the client
+    declares its length."""
+    body_idle_timeout: float = 60.0
+    """How long a client may pause in the middle of a body."""
+    keepalive_timeout: float = 3630.0
+    """How long an idle connection is kept; longer than what usual proxies keep theirs."""
+    max_header_line: int = 16384
+    """Limit of the request line and of each header."""
+    max_headers: int = 128
+    """Limit of the number of headers."""
+    backlog: int = 1024
+    """Connections that may wait to be accepted."""
+    min_compress_size: int = 1024
+    """Answers below this size are sent as they are, whatever the client accepts."""
+    header_forward_pattern: str = ""
+    """Regular expression (searched for, case ignored): headers whose name matches become request parameters."""
