@@ -1,0 +1,45 @@
+"""How many loads run at once, how often one is tried, and that an ensemble waits for its members."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from headrace.repository.model_config import ConfigError
+from headrace.repository.sources import ModelLoader, ModelSource, ServedModel
+from headrace_protocol.errors import InferError
+
+_log = logging.getLogger(__name__)
+
+
+class BoundedLoader:
+    """A ModelLoader around another."""
+
+    def __init__(
+        self,
+        loader: ModelLoader,
+        concurrency: int,
+        retries: int,
+        await_members: Callable[[ModelSource], Awaitable[None]],
+    ) -> None:
+        self._loader = loader
+        self._slots = asyncio.Semaphore(concurrency)
+        self._retries = retries
+        self._await_members = await_members
+
+    async def load(self, source: ModelSource, version: int) -> ServedModel:
+        """Load when it is this one's turn."""
+        if source.members:
+            await self._await_members(source)  # without a slot, which the members may need
+        async with self._slots:
+            for retries_left in range(self._retries, 0, -1):
+                try:
+                    return await self._loader.load(source, version)
+                except (InferError, ConfigError) as error:
+                    _log.warning("%r version %d: %s; %d retries left", source.name, version, error, retries_left)
+            return await self._loader.load(source, version)
+
+    async def unload(self, model: ServedModel) -> None:
+        """Unload at once: it frees what loads may wait for."""
+        await self._loader.unload(model)

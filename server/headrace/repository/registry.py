@@ -1,0 +1,437 @@
+"""The models of this server by name: leases for requests, operations for the control plane, and what the index tells.
+
+Operations on different models run side by side; those on one begin in the order they were asked for, and a newer one
+takes the place of an older that still loads. What to do is decided in lifecycle.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Coroutine, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from headrace.repository import layout as layouts
+from headrace.repository.config_loading import read_config
+from headrace.repository.config_text import ParsedConfig
+from headrace.repository.layout import ModelLayout, RepositorySnapshot
+from headrace.repository.lifecycle import VersionState
+from headrace.repository.loading import BoundedLoader
+from headrace.repository.model_config import ConfigError
+from headrace.repository.planning import choose_versions, identities, members_of
+from headrace.repository.sources import LoadOverride, ModelLoader, ModelSource, ServedModel
+from headrace.repository.standing import index_entries, refusal, refusal_of_absent, shown_versions, stands
+from headrace.repository.tracked import Copy, TrackedModel, sentence
+from headrace.types import LATEST, IndexEntry
+from headrace_protocol.errors import InferError, invalid, not_found, unavailable
+
+_log = logging.getLogger(__name__)
+
+ALL_MODELS: Final = "*"
+_FREE_GRACE_S: Final = 10.0
+
+
+class ModelRegistry:
+    """Owns every loaded model from `start` to `close`; used from one event loop.
+
+    Files are looked at in threads, but for the index: where models are loaded on demand it lists the repositories.
+    """
+
+    def __init__(
+        self,
+        loader: ModelLoader,
+        repositories: Sequence[Path],
+        *,
+        config_name: str | None = None,
+        load_concurrency: int = 4,
+        load_retries: int = 0,
+    ) -> None:
+        self._repositories = tuple(repositories)
+        self._config_name = config_name
+        self._loader = BoundedLoader(loader, load_concurrency, load_retries, self._await_members)
+        self._models: dict[str, TrackedModel] = {}
+        self._copies: dict[int, Copy] = {}
+        """Copies by the id() of their model, so that a lease finds its count."""
+        self._known: set[str] = set()
+        self._snapshot: RepositorySnapshot | None = None
+        self._on_demand = False
+        self._started = False
+        self._scanned = False
+        self._closing = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._operations: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+
+    # For every request
+
+    def acquire(self, name: str, version: int = LATEST) -> ServedModel:
+        """Lease a model that is ready; `release` must follow. LATEST = the highest version that is ready.
+
+        Raises NOT_FOUND for an unknown model or version, UNAVAILABLE for one that does not serve now, with the reason.
+        """
+        tracked = self._models.get(name)
+        if tracked is not None:
+            if version == LATEST:
+                for copy in tracked.newest_first:
+                    model = copy.model
+                    if model is not None and model.ready:
+                        copy.leases += 1
+                        return model
+            else:
+                found = tracked.serving.get(version)
+                if found is not None and (model := found.model) is not None and model.ready:
+                    found.leases += 1
+                    return model
+        raise self._refusal(name, version)
+
+    def release(self, model: ServedModel) -> None:
+        """Give a lease back. An unload that waits for it goes on."""
+        copy = self._copies.get(id(model))
+        if copy is None:
+            assert self._closing, f"a lease on {model.name!r} outlived the model"
+            return
+        if copy.draining:
+            copy.owner.release(copy)
+        else:
+            copy.leases -= 1
+            assert copy.leases >= 0, f"a lease on {model.name!r} was released twice"
+
+    # What is
+
+    def get(self, name: str, version: int = LATEST) -> ServedModel:
+        """Return a model without a lease, for what is answered at once; its backend may be dead (see `ready`).
+
+        Raises like `acquire`.
+        """
+        tracked = self._models.get(name)
+        if tracked is not None and tracked.serving:
+            if version == LATEST:
+                models = [copy.served for copy in tracked.newest_first]
+                return next((model for model in models if model.ready), models[0])
+            copy = tracked.serving.get(version)
+            if copy is not None:
+                return copy.served
+        raise self._refusal(name, version)
+
+    def ready_versions(self, name: str) -> tuple[int, ...]:
+        """Return the versions of a model that are ready, lowest first."""
+        tracked = self._models.get(name)
+        copies = reversed(tracked.newest_first) if tracked is not None else ()
+        return tuple(copy.version for copy in copies if copy.served.ready)
+
+    def served(self) -> list[ServedModel]:
+        """Return every model that serves, by name and version."""
+        return [copy.served for _, tracked in sorted(self._models.items()) for copy in reversed(tracked.newest_first)]
+
+    def index(self, *, ready_only: bool = False) -> list[IndexEntry]:
+        """Return a line for every version of every model that was loaded or tried, and for every other folder."""
+        if self._on_demand:
+            self._known = layouts.list_names(self._repositories)
+        entries = [
+            entry
+            for name in sorted(self._known | self._models.keys())
+            for entry in index_entries(name, self._models.get(name))
+        ]
+        return [entry for entry in entries if entry.state == VersionState.READY.value or not ready_only]
+
+    def ready(self, *, strict: bool = True) -> bool:
+        """Return whether what should be loaded is: False until the initial load is over.
+
+        Strict: every model that was loaded, or tried, does what it should (see `stands`).
+        """
+        if not self._started or self._closing:
+            return False
+        return not strict or all(map(stands, self._models.values()))
+
+    @property
+    def snapshot(self) -> RepositorySnapshot | None:
+        """What was last applied; None before the first scan and where models are loaded on demand."""
+        return self._snapshot
+
+    # Operations
+
+    async def start(self, load_models: Sequence[str] | None = None) -> dict[str, str]:
+        """Do the initial load: every model (None), or those named (on demand; "*" alone = all).
+
+        Returns the models that failed, with the reasons.
+        """
+        self._on_demand = load_models is not None
+        if load_models is not None and ALL_MODELS in load_models and len(load_models) > 1:
+            raise invalid(f"{ALL_MODELS!r} loads every model, so no other may be named beside it: {list(load_models)}")
+        try:
+            if load_models is None:
+                snapshot = await asyncio.to_thread(layouts.scan, self._repositories)
+                self._scanned = True
+                tasks = self.apply(snapshot)
+            else:
+                self._known = await asyncio.to_thread(layouts.list_names, self._repositories)
+                self._scanned = True
+                names = sorted(self._known) if ALL_MODELS in load_models else dict.fromkeys(load_models)
+                tasks = {name: self._submit(name, self._load_named(name, None, keep_failure=True)) for name in names}
+                for name in names:
+                    self._models[name].asked_for = True
+            await asyncio.wait(tasks.values()) if tasks else None
+        finally:
+            self._started = True
+        return {
+            name: str(error)
+            for name, task in tasks.items()
+            if not task.cancelled() and (error := task.exception()) is not None
+        }
+
+    def apply(self, snapshot: RepositorySnapshot) -> dict[str, asyncio.Task[None]]:
+        """Begin to make the models what the repositories hold: load what is new or changed, unload what is gone.
+
+        Returns the operations begun; they go on by themselves, and failures are logged and kept for the index.
+        """
+        self._refuse_if_closing()
+        self._snapshot = snapshot
+        self._known = set(snapshot.models)
+        _log_all("model repositories", snapshot.warnings)
+        begun: dict[str, asyncio.Task[None]] = {}
+        for name, found in snapshot.models.items():
+            tracked = self._models.get(name)
+            if tracked is None or tracked.gone or tracked.layout != found:
+                begun[name] = self._submit(name, self._load_found(name, found))
+                self._models[name].layout = found
+        for name, tracked in list(self._models.items()):
+            if name not in snapshot.models and not tracked.gone:
+                begun[name] = self._submit(name, self._unload(name, gone=True))
+        return begun
+
+    async def load(self, name: str, override: LoadOverride | None = None) -> None:
+        """Load or reload one model from the repository, or from the override; return once it serves.
+
+        A caller that stops waiting does not stop the load. Raises NOT_FOUND where there is no such folder, INVALID_ARG
+        with the reason where it does not load (what served before goes on), UNAVAILABLE where a newer operation came.
+        """
+        self._refuse_if_closing()
+        task = self._submit(name, self._load_named(name, override))
+        self._models[name].asked_for = True
+        await self._outcome(task)
+
+    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+        """Stop serving a model and return; its last requests end in peace. A name that is not loaded is no error.
+
+        `unload_dependents` takes along the members of an ensemble that were loaded for it alone.
+        """
+        self._refuse_if_closing()
+        tracked = self._models.get(name)
+        if tracked is None:
+            return
+        members = tracked.members
+        await self._outcome(self._submit(name, self._unload(name, gone=False)))
+        for member in sorted(members):
+            other = self._models.get(member)
+            if other is None:
+                continue
+            other.loaded_for.discard(name)
+            if unload_dependents and not other.asked_for and not other.loaded_for:
+                await self.unload(member, unload_dependents=True)
+
+    async def close(self, timeout: float) -> None:
+        """Unload everything: wait that long for requests to end, then take the models down under them."""
+        self._closing = True
+        loop = asyncio.get_running_loop()
+        for operation in self._operations:
+            operation.cancel()
+        for tracked in list(self._models.values()):
+            tracked.unload()
+        await self._until_idle(loop.time() + timeout)
+        for tracked in list(self._models.values()):
+            tracked.abandon_leases()
+        await self._until_idle(loop.time() + _FREE_GRACE_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*list(self._tasks), return_exceptions=True)
+
+    # How
+
+    def _submit(self, name: str, operation: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        tracked = self._models.get(name)
+        if tracked is None:
+            tracked = self._models[name] = TrackedModel(
+                name, self._loader, self._spawn, self._copies, self._note_change
+            )
+        tracked.pending += 1
+        task: asyncio.Task[None] = self._spawn(operation, f"operation on {name!r}")
+        tracked.latest_operation = task
+        self._operations.add(task)
+        task.add_done_callback(lambda over: self._operation_over(tracked, over))
+        return task
+
+    async def _outcome(self, operation: asyncio.Task[None]) -> None:
+        """Wait for an operation without tying its fate to the caller's."""
+        try:
+            await asyncio.shield(operation)
+        except asyncio.CancelledError:
+            if operation.cancelled():
+                raise unavailable("the server is stopping and has given the operation up") from None
+            raise
+
+    def _operation_over(self, tracked: TrackedModel, task: asyncio.Task[None]) -> None:
+        tracked.pending -= 1
+        self._operations.discard(task)
+        self._note_change(tracked)
+
+    def _note_change(self, tracked: TrackedModel) -> None:
+        if tracked.removable and self._models.get(tracked.name) is tracked:
+            del self._models[tracked.name]
+        self._changed.set()
+
+    async def _load_named(self, name: str, override: LoadOverride | None, *, keep_failure: bool = False) -> None:
+        """Load from what the repositories hold now. keep_failure: a missing folder is the model's failure."""
+        tracked = self._models[name]
+        async with tracked.order:
+            if override is not None and override.directory is not None:
+                found = await asyncio.to_thread(layouts.scan_directory, name, override.directory)
+            else:
+                seen = await asyncio.to_thread(layouts.scan_model, self._repositories, name)
+                if seen is None:
+                    self._known.discard(name)
+                    reason = f"model {name!r} has no folder in the model repositories"
+                    if keep_failure:
+                        tracked.refuse(reason)
+                    raise not_found(reason)
+                self._known.add(name)
+                found = seen
+            settled = await self._prepare(tracked, found, override)
+        await settled
+
+    async def _load_found(self, name: str, found: ModelLayout) -> None:
+        """Load from what a scan has seen."""
+        tracked = self._models[name]
+        async with tracked.order:
+            settled = await self._prepare(tracked, found, None)
+        await settled
+
+    async def _prepare(
+        self, tracked: TrackedModel, found: ModelLayout, override: LoadOverride | None
+    ) -> asyncio.Future[None]:
+        """Decide what to load and begin to; what stands against it is noted and raised."""
+        tracked.gone = False
+        source = ModelSource(
+            found.name,
+            found.directory,
+            found.versions,
+            override_directory=override.temporary if override is not None else None,
+        )
+        _log_all(repr(found.name), found.warnings)
+        try:
+            if found.problem:
+                raise invalid(found.problem)
+            config = override.config if override is not None else await self._read_config(found)
+            source = dataclasses.replace(source, config=config, members=members_of(config.proto))
+            self._begin_members(source)
+            choice = choose_versions(config.proto.version_policy, found.versions)
+            for version in choice.missing:
+                _log.error(
+                    "%r version %d: chosen by the version policy, but the folder is missing", found.name, version
+                )
+            if not choice.versions:
+                raise invalid(
+                    "no version to serve: the version policy chooses none of "
+                    + (
+                        f"the versions {shown_versions(found.versions)}"
+                        if found.versions
+                        else "an empty set of version folders"
+                    )
+                )
+            return tracked.desire(source, identities(found, config, choice.versions))
+        except Exception as error:
+            tracked.refuse(sentence(error))
+            tracked.dispose(source)
+            raise invalid(f"model {found.name!r} failed to load: {sentence(error)}") from error
+
+    async def _read_config(self, found: ModelLayout) -> ParsedConfig:
+        return await asyncio.to_thread(read_config, found.directory, self._config_name)
+
+    async def _unload(self, name: str, *, gone: bool) -> None:
+        tracked = self._models[name]
+        async with tracked.order:
+            tracked.asked_for = False
+            tracked.gone = gone
+            tracked.unload()
+
+    def _begin_members(self, source: ModelSource) -> None:
+        """Have the members of an ensemble loaded where models are loaded on demand; refuse one that holds itself."""
+        for member in source.members:
+            if member == source.name or self._reaches(member, source.name):
+                raise invalid(f"ensemble {source.name!r} holds itself, by way of its member {member!r}")
+        self._models[source.name].members = source.members
+        if not self._on_demand:
+            return
+        for member in sorted(source.members):
+            tracked = self._models.get(member)
+            if tracked is None or not (tracked.serving or tracked.pending):
+                self._submit(member, self._load_named(member, None))
+            self._models[member].loaded_for.add(source.name)
+
+    def _reaches(self, name: str, target: str) -> bool:
+        """Return whether a model is a member, of whatever depth, of another."""
+        seen: set[str] = set()
+        todo = [name]
+        while todo:
+            tracked = self._models.get(todo.pop())
+            if tracked is None or tracked.name in seen:
+                continue
+            if target in tracked.members:
+                return True
+            seen.add(tracked.name)
+            todo.extend(tracked.members)
+        return False
+
+    async def _await_members(self, source: ModelSource) -> None:
+        operations = [
+            tracked.latest_operation
+            for member in source.members
+            if (tracked := self._models.get(member)) is not None and tracked.latest_operation is not None
+        ]
+        if operations:
+            await asyncio.wait(operations)
+        for member in sorted(source.members):
+            tracked = self._models.get(member)
+            if tracked is None or not tracked.serving:
+                raise invalid(f"ensemble {source.name!r} needs model {member!r}, which serves no version")
+
+    def _refusal(self, name: str, version: int) -> InferError:
+        """Return why a model cannot be used."""
+        tracked = self._models.get(name)
+        if tracked is None or tracked.gone:
+            return refusal_of_absent(name, scanned=self._scanned, known=name in self._known)
+        return refusal(tracked, version)
+
+    def _refuse_if_closing(self) -> None:
+        if self._closing:
+            raise unavailable("the server is stopping and takes no operation on models")
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        task = asyncio.create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_over)
+        return task
+
+    def _task_over(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            known = isinstance(error, InferError | ConfigError)
+            _log.error("%s: %s", task.get_name(), error, exc_info=None if known else error)
+
+    async def _until_idle(self, deadline: float) -> None:
+        loop = asyncio.get_running_loop()
+        while self._copies_left() and (left := deadline - loop.time()) > 0:
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), left)
+            except TimeoutError:
+                return
+
+    def _copies_left(self) -> bool:
+        return any(not tracked.lifecycle.idle for tracked in self._models.values())
+
+
+def _log_all(subject: str, warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        _log.warning("%s: %s", subject, warning)

@@ -1,0 +1,79 @@
+"""What the registry needs from others, as protocols, and what it gives them: where a model's content lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from headrace.repository.config_text import ParsedConfig
+from headrace.repository.model_config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelSource:
+    """Content that a model's versions are loaded from, as the registry found it.
+
+    `directory` and `versions` are where the files lie, be it in a repository or uploaded; the loader reads them later,
+    so it must cope with files that are gone by then.
+    """
+
+    name: str
+    directory: Path
+    versions: Mapping[int, Path] = field(default_factory=dict)
+    config: ParsedConfig = field(default_factory=ParsedConfig)
+    """What the author wrote in config.pbtxt, or the load call instead; not completed, not validated."""
+    override_directory: Path | None = None
+    """Temporary folder that holds `directory` if its files were uploaded. The registry removes it after the last use."""
+    members: frozenset[str] = frozenset()
+    """Models that this one, an ensemble, is made of; they serve by the time it is loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOverride:
+    """What a load call brings instead of the repository's content. Owned by the registry once given to `load`."""
+
+    config: ParsedConfig
+    directory: Path | None = None
+    """The uploaded model folder, to be used instead of the one in the repository."""
+    temporary: Path | None = None
+    """The folder to remove when nothing uses `directory` any more."""
+
+
+class ServedModel(Protocol):
+    """A loaded version. The loader makes and owns it; the registry says when it serves and when it ends."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be served now: the backend lives. Read for every request, so it must be cheap."""
+        ...
+
+    @property
+    def not_ready_reason(self) -> str:
+        """Why not, if not."""
+        ...
+
+
+class ModelLoader(Protocol):
+    """Makes served models out of sources."""
+
+    async def load(self, source: ModelSource, version: int) -> ServedModel:
+        """Load a version and return it once it can serve.
+
+        Raises InferError or ConfigError with a sentence that says why not. Cancelled, it cleans up what it began.
+        """
+        ...
+
+    async def unload(self, model: ServedModel) -> None:
+        """Take a version down; nobody uses it any more."""
+        ...
