@@ -120,6 +120,11 @@ class BatchRequest:
         """Whether nobody waits for the answer any more. May turn true at any time."""
         return self.index in self._batch._cancelled
 
+    @property
+    def answered(self) -> bool:
+        """Whether it has an answer of its own already."""
+        return self.index in self._batch._answers
+
     def input(self, name: str) -> Array:
         """Return this request's part of the input."""
         return self._batch._input_of(self, name)
