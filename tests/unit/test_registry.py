@@ -23,10 +23,12 @@ class Model:
         self.source = source
         self.config = None
         self.ready = True
+        self.accepting = True
         self.not_ready_reason = ""
 
     def die(self, reason: str) -> None:
-        self.ready, self.not_ready_reason = False, reason
+        """Give up: no backend will be started again."""
+        self.ready, self.accepting, self.not_ready_reason = False, False, reason
 
 
 class HeldLoad:

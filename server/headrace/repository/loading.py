@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Generic
 
 from headrace.repository.model_config import ConfigError
-from headrace.repository.sources import ModelLoader, ModelSource, ServedModel
+from headrace.repository.sources import M, ModelLoader, ModelSource
 from headrace_protocol.errors import InferError
 
 _log = logging.getLogger(__name__)
 
 
-class BoundedLoader:
+class BoundedLoader(Generic[M]):
     """A ModelLoader around another."""
 
     def __init__(
         self,
-        loader: ModelLoader,
+        loader: ModelLoader[M],
         concurrency: int,
         retries: int,
         await_members: Callable[[ModelSource], Awaitable[None]],
@@ -28,7 +29,7 @@ class BoundedLoader:
         self._retries = retries
         self._await_members = await_members
 
-    async def load(self, source: ModelSource, version: int) -> ServedModel:
+    async def load(self, source: ModelSource, version: int) -> M:
         """Load when it is this one's turn."""
         if source.members:
             await self._await_members(source)  # without a slot, which the members may need
@@ -40,6 +41,6 @@ class BoundedLoader:
                     _log.warning("%r version %d: %s; %d retries left", source.name, version, error, retries_left)
             return await self._loader.load(source, version)
 
-    async def unload(self, model: ServedModel) -> None:
+    async def unload(self, model: M) -> None:
         """Unload at once: it frees what loads may wait for."""
         await self._loader.unload(model)

@@ -122,8 +122,6 @@ class UploadStore:
 
     def write(self, name: str, request: OverrideRequest) -> LoadOverride:
         """Write the request's files, all or none, into a model folder of their own. Blocking."""
-        if not request.files:
-            return LoadOverride(request.config)
         temporary = Path(tempfile.mkdtemp(dir=self._open()))
         try:
             directory = temporary / name
@@ -137,6 +135,11 @@ class UploadStore:
             remove_tree(temporary)
             raise
         return LoadOverride(request.config, directory, temporary)
+
+    def discard(self, override: LoadOverride) -> None:
+        """Remove the files of an override that will not be loaded after all. Blocking."""
+        if override.temporary is not None:
+            remove_tree(override.temporary)
 
     def remove_leftovers(self) -> None:
         """Remove what processes of this user left that were killed. Blocking; called at start."""

@@ -11,7 +11,7 @@ import dataclasses
 import logging
 from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic
 
 from headrace.repository import layout as layouts
 from headrace.repository.config_loading import read_config
@@ -21,11 +21,11 @@ from headrace.repository.lifecycle import VersionState
 from headrace.repository.loading import BoundedLoader
 from headrace.repository.model_config import ConfigError
 from headrace.repository.planning import choose_versions, identities, members_of
-from headrace.repository.sources import LoadOverride, ModelLoader, ModelSource, ServedModel
+from headrace.repository.sources import LoadOverride, M, ModelLoader, ModelSource
 from headrace.repository.standing import index_entries, refusal, refusal_of_absent, shown_versions, stands
 from headrace.repository.tracked import Copy, TrackedModel, sentence
 from headrace.types import LATEST, IndexEntry
-from headrace_protocol.errors import InferError, invalid, not_found, unavailable
+from headrace_protocol.errors import ErrorCode, InferError, invalid, not_found, unavailable
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ ALL_MODELS: Final = "*"
 _FREE_GRACE_S: Final = 10.0
 
 
-class ModelRegistry:
+class ModelRegistry(Generic[M]):
     """Owns every loaded model from `start` to `close`; used from one event loop.
 
     Files are looked at in threads, but for the index: where models are loaded on demand it lists the repositories.
@@ -41,7 +41,7 @@ class ModelRegistry:
 
     def __init__(
         self,
-        loader: ModelLoader,
+        loader: ModelLoader[M],
         repositories: Sequence[Path],
         *,
         config_name: str | None = None,
@@ -51,8 +51,8 @@ class ModelRegistry:
         self._repositories = tuple(repositories)
         self._config_name = config_name
         self._loader = BoundedLoader(loader, load_concurrency, load_retries, self._await_members)
-        self._models: dict[str, TrackedModel] = {}
-        self._copies: dict[int, Copy] = {}
+        self._models: dict[str, TrackedModel[M]] = {}
+        self._copies: dict[int, Copy[M]] = {}
         """Copies by the id() of their model, so that a lease finds its count."""
         self._known: set[str] = set()
         self._snapshot: RepositorySnapshot | None = None
@@ -66,27 +66,27 @@ class ModelRegistry:
 
     # For every request
 
-    def acquire(self, name: str, version: int = LATEST) -> ServedModel:
-        """Lease a model that is ready; `release` must follow. LATEST = the highest version that is ready.
+    def acquire(self, name: str, version: int = LATEST) -> M:
+        """Lease a model that takes requests; `release` must follow. LATEST = the highest version that takes them.
 
-        Raises NOT_FOUND for an unknown model or version, UNAVAILABLE for one that does not serve now, with the reason.
+        Raises NOT_FOUND for an unknown model or version, UNAVAILABLE for one that does not serve, with the reason.
         """
         tracked = self._models.get(name)
         if tracked is not None:
             if version == LATEST:
                 for copy in tracked.newest_first:
                     model = copy.model
-                    if model is not None and model.ready:
+                    if model is not None and model.accepting:
                         copy.leases += 1
                         return model
             else:
                 found = tracked.serving.get(version)
-                if found is not None and (model := found.model) is not None and model.ready:
+                if found is not None and (model := found.model) is not None and model.accepting:
                     found.leases += 1
                     return model
         raise self._refusal(name, version)
 
-    def release(self, model: ServedModel) -> None:
+    def release(self, model: M) -> None:
         """Give a lease back. An unload that waits for it goes on."""
         copy = self._copies.get(id(model))
         if copy is None:
@@ -100,7 +100,7 @@ class ModelRegistry:
 
     # What is
 
-    def get(self, name: str, version: int = LATEST) -> ServedModel:
+    def get(self, name: str, version: int = LATEST) -> M:
         """Return a model without a lease, for what is answered at once; its backend may be dead (see `ready`).
 
         Raises like `acquire`.
@@ -109,7 +109,7 @@ class ModelRegistry:
         if tracked is not None and tracked.serving:
             if version == LATEST:
                 models = [copy.served for copy in tracked.newest_first]
-                return next((model for model in models if model.ready), models[0])
+                return next((model for model in models if model.accepting), models[0])
             copy = tracked.serving.get(version)
             if copy is not None:
                 return copy.served
@@ -121,7 +121,16 @@ class ModelRegistry:
         copies = reversed(tracked.newest_first) if tracked is not None else ()
         return tuple(copy.version for copy in copies if copy.served.ready)
 
-    def served(self) -> list[ServedModel]:
+    def model_ready(self, name: str, version: int = LATEST) -> bool:
+        """Return whether a request to this model would be served now. Raises NOT_FOUND if it or the version is unknown."""
+        try:
+            return self.get(name, version).ready
+        except InferError as error:
+            if error.code is ErrorCode.UNAVAILABLE:
+                return False
+            raise
+
+    def served(self) -> list[M]:
         """Return every model that serves, by name and version."""
         return [copy.served for _, tracked in sorted(self._models.items()) for copy in reversed(tracked.newest_first)]
 
@@ -164,6 +173,7 @@ class ModelRegistry:
             if load_models is None:
                 snapshot = await asyncio.to_thread(layouts.scan, self._repositories)
                 self._scanned = True
+                _log_all("model repositories", snapshot.warnings)
                 tasks = self.apply(snapshot)
             else:
                 self._known = await asyncio.to_thread(layouts.list_names, self._repositories)
@@ -189,7 +199,6 @@ class ModelRegistry:
         self._refuse_if_closing()
         self._snapshot = snapshot
         self._known = set(snapshot.models)
-        _log_all("model repositories", snapshot.warnings)
         begun: dict[str, asyncio.Task[None]] = {}
         for name, found in snapshot.models.items():
             tracked = self._models.get(name)
@@ -271,12 +280,12 @@ class ModelRegistry:
                 raise unavailable("the server is stopping and has given the operation up") from None
             raise
 
-    def _operation_over(self, tracked: TrackedModel, task: asyncio.Task[None]) -> None:
+    def _operation_over(self, tracked: TrackedModel[M], task: asyncio.Task[None]) -> None:
         tracked.pending -= 1
         self._operations.discard(task)
         self._note_change(tracked)
 
-    def _note_change(self, tracked: TrackedModel) -> None:
+    def _note_change(self, tracked: TrackedModel[M]) -> None:
         if tracked.removable and self._models.get(tracked.name) is tracked:
             del self._models[tracked.name]
         self._changed.set()
@@ -308,7 +317,7 @@ class ModelRegistry:
         await settled
 
     async def _prepare(
-        self, tracked: TrackedModel, found: ModelLayout, override: LoadOverride | None
+        self, tracked: TrackedModel[M], found: ModelLayout, override: LoadOverride | None
     ) -> asyncio.Future[None]:
         """Decide what to load and begin to; what stands against it is noted and raised."""
         tracked.gone = False

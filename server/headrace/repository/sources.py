@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from headrace.repository.config_text import ParsedConfig
 from headrace.repository.model_config import ModelConfig
@@ -54,8 +54,16 @@ class ServedModel(Protocol):
     def config(self) -> ModelConfig: ...
 
     @property
+    def accepting(self) -> bool:
+        """Whether a request may be given to it, if only to wait while a backend starts again.
+
+        Read for every request, so it must be cheap. Once False it stays so: a load then replaces the model.
+        """
+        ...
+
+    @property
     def ready(self) -> bool:
-        """Whether a request would be served now: the backend lives. Read for every request, so it must be cheap."""
+        """Whether a request would be served now: the backend lives. What health and the index tell."""
         ...
 
     @property
@@ -64,16 +72,19 @@ class ServedModel(Protocol):
         ...
 
 
-class ModelLoader(Protocol):
+M = TypeVar("M", bound=ServedModel)
+
+
+class ModelLoader(Protocol[M]):
     """Makes served models out of sources."""
 
-    async def load(self, source: ModelSource, version: int) -> ServedModel:
+    async def load(self, source: ModelSource, version: int) -> M:
         """Load a version and return it once it can serve.
 
         Raises InferError or ConfigError with a sentence that says why not. Cancelled, it cleans up what it began.
         """
         ...
 
-    async def unload(self, model: ServedModel) -> None:
+    async def unload(self, model: M) -> None:
         """Take a version down; nobody uses it any more."""
         ...

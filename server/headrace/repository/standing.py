@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace.repository.lifecycle import VersionState, VersionStatus
+from headrace.repository.sources import M
 from headrace.repository.tracked import TrackedModel
 from headrace.types import LATEST, IndexEntry
 from headrace_protocol.errors import InferError, not_found, unavailable
@@ -12,7 +13,7 @@ from headrace_protocol.errors import InferError, not_found, unavailable
 _STATUSES_IN_A_SENTENCE = 8
 
 
-def stands(tracked: TrackedModel) -> bool:
+def stands(tracked: TrackedModel[M]) -> bool:
     """Return whether a model does what it should: it serves with live backends, or was unloaded on purpose.
 
     One whose reload goes on or has failed serves what it served before; one that has never loaded does not stand.
@@ -22,7 +23,7 @@ def stands(tracked: TrackedModel) -> bool:
     return bool(tracked.serving) and all(copy.served.ready for copy in tracked.serving.values())
 
 
-def index_entries(name: str, tracked: TrackedModel | None) -> list[IndexEntry]:
+def index_entries(name: str, tracked: TrackedModel[M] | None) -> list[IndexEntry]:
     """Return a model's lines of the repository index: one a version, one for all where no version is known."""
     if tracked is None:
         return [IndexEntry(name)]
@@ -42,7 +43,7 @@ def refusal_of_absent(name: str, *, scanned: bool, known: bool) -> InferError:
     return not_found(f"model {name!r} is not in any model repository of this server")
 
 
-def refusal(tracked: TrackedModel, version: int) -> InferError:
+def refusal(tracked: TrackedModel[M], version: int) -> InferError:
     """Return why a version (or LATEST: any) of a model does not serve: NOT_FOUND or UNAVAILABLE."""
     name = tracked.name
     statuses = tracked.statuses()

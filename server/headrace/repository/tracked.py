@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any
+from typing import Any, Generic
 
 from headrace.repository.layout import ModelLayout
 from headrace.repository.lifecycle import (
@@ -23,7 +23,7 @@ from headrace.repository.lifecycle import (
 )
 from headrace.repository.model_config import ConfigError
 from headrace.repository.overrides import remove_tree
-from headrace.repository.sources import ModelLoader, ModelSource, ServedModel
+from headrace.repository.sources import M, ModelLoader, ModelSource
 from headrace_protocol.errors import InferError, invalid, unavailable
 
 _log = logging.getLogger(__name__)
@@ -31,38 +31,38 @@ _log = logging.getLogger(__name__)
 Spawn = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
 
 
-class Copy:
+class Copy(Generic[M]):
     """A loaded (or loading) instance of a version. `leases` counts the requests that use it."""
 
     __slots__ = ("draining", "leases", "model", "owner", "source", "task", "token", "version")
 
-    def __init__(self, owner: TrackedModel, token: int, version: int, source: ModelSource) -> None:
+    def __init__(self, owner: TrackedModel[M], token: int, version: int, source: ModelSource) -> None:
         self.owner = owner
         self.token = token
         self.version = version
         self.source = source
-        self.model: ServedModel | None = None
-        self.task: asyncio.Task[ServedModel] | None = None
+        self.model: M | None = None
+        self.task: asyncio.Task[M] | None = None
         self.leases = 0
         self.draining = False
 
     @property
-    def served(self) -> ServedModel:
+    def served(self) -> M:
         """The model, once loaded."""
         assert self.model is not None
         return self.model
 
 
-class TrackedModel:
+class TrackedModel(Generic[M]):
     """A model name that was loaded, or tried, at least once. Its methods never wait: they start tasks by `spawn`."""
 
     def __init__(
         self,
         name: str,
-        loader: ModelLoader,
+        loader: ModelLoader[M],
         spawn: Spawn,
-        copies_by_model: dict[int, Copy],
-        on_change: Callable[[TrackedModel], None],
+        copies_by_model: dict[int, Copy[M]],
+        on_change: Callable[[TrackedModel[M]], None],
     ) -> None:
         self.name = name
         self.lifecycle = ModelLifecycle()
@@ -79,11 +79,11 @@ class TrackedModel:
         self.asked_for = False
         """Loaded by its own name, not only as a member of ensembles."""
         self.loaded_for: set[str] = set()
-        self.serving: dict[int, Copy] = {}
-        self.newest_first: tuple[Copy, ...] = ()
+        self.serving: dict[int, Copy[M]] = {}
+        self.newest_first: tuple[Copy[M], ...] = ()
         self._loader = loader
         self._spawn = spawn
-        self._copies: dict[int, Copy] = {}
+        self._copies: dict[int, Copy[M]] = {}
         self._copies_by_model = copies_by_model
         self._on_change = on_change
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}
@@ -93,7 +93,7 @@ class TrackedModel:
     def desire(self, source: ModelSource, wanted: Mapping[int, bytes]) -> asyncio.Future[None]:
         """Serve these versions of the source, given by what identifies their content."""
         self.members = source.members
-        lost = [copy.token for copy in self.serving.values() if not copy.served.ready]
+        lost = [copy.token for copy in self.serving.values() if not copy.served.accepting]
         future = self._begin(self.lifecycle.desire(wanted, lost), source)
         self.dispose(source)
         return future
@@ -106,7 +106,7 @@ class TrackedModel:
         """Stop serving; copies are freed when their last request has ended."""
         self._begin(self.lifecycle.unload(), None)
 
-    def release(self, copy: Copy) -> None:
+    def release(self, copy: Copy[M]) -> None:
         """Give one lease back."""
         copy.leases -= 1
         assert copy.leases >= 0, f"a lease on {self.name!r} was released twice"
@@ -180,7 +180,7 @@ class TrackedModel:
         copy.task = self._spawn(self._loader.load(source, version), f"load {self.name!r} version {version}")
         copy.task.add_done_callback(lambda task: self._load_ended(copy, task))
 
-    def _load_ended(self, copy: Copy, task: asyncio.Task[ServedModel]) -> None:
+    def _load_ended(self, copy: Copy[M], task: asyncio.Task[M]) -> None:
         if task.cancelled():
             reason = "the load was cancelled"
         elif (error := task.exception()) is not None:
@@ -196,13 +196,13 @@ class TrackedModel:
         self._forget(copy)
         self._obey(self.lifecycle.load_failed(copy.token, reason))
 
-    def _start_drain(self, copy: Copy) -> list[Decision]:
+    def _start_drain(self, copy: Copy[M]) -> list[Decision]:
         if self.serving.get(copy.version) is copy:
             del self.serving[copy.version]
         copy.draining = True
         return self.lifecycle.drained(copy.token) if copy.leases == 0 else []
 
-    async def _free(self, copy: Copy) -> None:
+    async def _free(self, copy: Copy[M]) -> None:
         try:
             await self._loader.unload(copy.served)
         except Exception:
@@ -212,7 +212,7 @@ class TrackedModel:
             self._forget(copy)
             self._obey(self.lifecycle.freed(copy.token))
 
-    def _forget(self, copy: Copy) -> None:
+    def _forget(self, copy: Copy[M]) -> None:
         del self._copies[copy.token]
         self.dispose(copy.source)
 

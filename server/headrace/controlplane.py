@@ -1,0 +1,70 @@
+"""The repository API over the registry: who may load by the control mode, and what a call may bring with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Generic
+
+from headrace.config import ControlMode
+from headrace.planes import LoadParameters
+from headrace.repository.layout import name_problem
+from headrace.repository.overrides import OverrideRequest, UploadStore, parse_override
+from headrace.repository.registry import ModelRegistry
+from headrace.repository.sources import LoadOverride, M
+from headrace.types import IndexEntry
+from headrace_protocol.errors import invalid, unavailable
+
+
+class RegistryControlPlane(Generic[M]):
+    """Implements planes.ControlPlane. Borrows the registry, and the store for uploaded files: None = refuse them."""
+
+    def __init__(self, registry: ModelRegistry[M], mode: ControlMode, uploads: UploadStore | None = None) -> None:
+        self._registry = registry
+        self._mode = mode
+        self._uploads = uploads
+
+    def index(self, *, ready_only: bool) -> list[IndexEntry]:
+        """Return the repository index."""
+        return self._registry.index(ready_only=ready_only)
+
+    async def load(self, name: str, parameters: LoadParameters) -> None:
+        """Load or reload a model and return once it serves."""
+        self._check_mode("loaded")
+        _check_name(name)
+        request = parse_override(parameters, allow_files=self._uploads is not None)
+        if request is None:
+            await self._registry.load(name)
+            return
+        await self._registry.load(name, await self._write(name, request))
+
+    async def unload(self, name: str, *, unload_dependents: bool) -> None:
+        """Stop serving a model and return; requests in it end in peace."""
+        self._check_mode("unloaded")
+        _check_name(name)
+        await self._registry.unload(name, unload_dependents=unload_dependents)
+
+    async def _write(self, name: str, request: OverrideRequest) -> LoadOverride:
+        if self._uploads is None or not request.files:
+            return LoadOverride(request.config)
+        writing = asyncio.create_task(asyncio.to_thread(self._uploads.write, name, request))
+        try:
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(
+                    self._uploads.discard, await writing
+                )  # the thread cannot be stopped, and nobody else knows its folder
+            raise
+
+    def _check_mode(self, what: str) -> None:
+        if self._mode is not ControlMode.EXPLICIT:
+            raise unavailable(
+                f"models cannot be {what} by a call: the model control mode is {self._mode.value!r}, not 'explicit'"
+            )
+
+
+def _check_name(name: str) -> None:
+    problem = name_problem(name)
+    if problem:
+        raise invalid(problem)
