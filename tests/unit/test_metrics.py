@@ -1,0 +1,387 @@
+"""The metrics service: names, labels and values as a scraper reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import os
+import socket
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from headrace.clock import SystemClock
+from headrace.config import MetricsSettings, load_config
+from headrace.observability.exposition import Exposition, Kind, labels, number, wants_openmetrics
+from headrace.observability.metrics import BackendProcess, MetricsCollector, MetricsServer, ModelMetrics, ModelSeries
+from headrace.observability.processes import process_usage
+from headrace.observability.sketch import Histogram
+from headrace.observability.statistics import ModelStatistics
+from headrace_protocol.errors import ErrorCode, FailureReason, InferError
+
+EVERYTHING = ("histogram_latencies=true", "summary_latencies=true")
+
+
+def settings(*metrics_config: str, argv: tuple[str, ...] = ()) -> MetricsSettings:
+    options = ["--model-repository=.", "--metrics-address=127.0.0.1", "--metrics-port=0", "--http-port=0", *argv]
+    return load_config([*options, *(f"--metrics-config={item}" for item in metrics_config)], {}).metrics
+
+
+def busy_statistics() -> ModelStatistics:
+    statistics = ModelStatistics(summaries=True)
+    statistics.record_success(4, 5_000_000, 1_000_000, 20_000, 3_900_000, 80_000, 1)
+    statistics.record_execution(4, 20_000, 3_900_000, 80_000)
+    statistics.record_failure(FailureReason.REJECTED, 7)
+    statistics.pending = 3
+    return statistics
+
+
+def model(name: str = "m", **changes: object) -> ModelMetrics:
+    values: dict[str, object] = {
+        "name": name,
+        "version": 2,
+        "statistics": busy_statistics(),
+        "ready": True,
+        "load_seconds": 1.5,
+        "queue_depth": 2,
+        "restarts": 1,
+    }
+    return ModelMetrics(**(values | changes))  # type: ignore[arg-type]
+
+
+class Models:
+    def __init__(self, *models: ModelMetrics) -> None:
+        self.loaded = list(models)
+
+    def models(self) -> list[ModelMetrics]:
+        return self.loaded
+
+
+def samples(text: str) -> dict[str, float]:
+    """Return the samples as they stand in the text, by name and labels; parsers would rename counters."""
+    lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+    found = {name: float(value) for name, value in lines}
+    assert len(found) == len(lines), "a series is told twice"
+    return found
+
+
+async def scrape(*models: ModelMetrics, config: tuple[str, ...] = (), openmetrics: bool = False) -> str:
+    collector = MetricsCollector(Models(*models), settings(*config), SystemClock())
+    return (await collector.collect(openmetrics=openmetrics)).render().decode()
+
+
+async def test_tritons_counters_have_exactly_tritons_names():
+    text = await scrape(model())
+    found = samples(text)
+    of_model = 'model="m",version="2"'
+    expected = {
+        f"nv_inference_request_success{{{of_model}}}": 1,
+        f'nv_inference_request_failure{{{of_model},reason="REJECTED"}}': 1,
+        f'nv_inference_request_failure{{{of_model},reason="CANCELED"}}': 0,
+        f'nv_inference_request_failure{{{of_model},reason="BACKEND"}}': 0,
+        f'nv_inference_request_failure{{{of_model},reason="OTHER"}}': 0,
+        f"nv_inference_count{{{of_model}}}": 4,
+        f"nv_inference_exec_count{{{of_model}}}": 1,
+        f"nv_inference_request_duration_us{{{of_model}}}": 5000,
+        f"nv_inference_queue_duration_us{{{of_model}}}": 1000,
+        f"nv_inference_compute_input_duration_us{{{of_model}}}": 20,
+        f"nv_inference_compute_infer_duration_us{{{of_model}}}": 3900,
+        f"nv_inference_compute_output_duration_us{{{of_model}}}": 80,
+        f"nv_inference_pending_request_count{{{of_model}}}": 3,
+        f"nv_model_load_duration_secs{{{of_model}}}": 1.5,
+        f"headrace_model_ready{{{of_model}}}": 1,
+        f"headrace_queue_depth{{{of_model}}}": 2,
+        f"headrace_backend_restarts_total{{{of_model}}}": 1,
+    }
+    assert {name: found.get(name) for name in expected} == expected
+    assert "# TYPE nv_inference_count counter" in text
+    assert "nv_inference_count_total" not in text
+
+
+async def test_the_text_parses_and_every_sample_belongs_to_a_declared_family():
+    text = await scrape(model(), model("n", tags={"team": 'a"b\\c\n'}), config=EVERYTHING)
+    families = list(parse_text(text))
+    assert [family.name for family in families if family.type in {"unknown", "untyped"}] == []
+    kinds = {family.name: family.type for family in families}
+    assert kinds["headrace_request_duration_seconds"] == "histogram"
+    assert kinds["nv_inference_request_summary_us"] == "summary"
+    assert len(kinds) == len(families), "the samples of a family do not stand together"
+
+
+async def test_openmetrics_parses_and_keeps_the_names():
+    text = await scrape(model(tags={"team": "a"}), config=EVERYTHING, openmetrics=True)
+    names = {sample.name for family in parse_openmetrics(text) for sample in family.samples}
+    assert "nv_inference_count" in names
+    assert "headrace_backend_restarts_total" in names
+    assert text.endswith("# EOF\n")
+
+
+async def test_histograms_are_cumulative_and_in_seconds():
+    found = samples(await scrape(model()))
+    of_model = 'model="m",version="2"'
+    name = "headrace_request_duration_seconds"
+    assert found[f'{name}_bucket{{{of_model},le="0.0025"}}'] == 0
+    assert found[f'{name}_bucket{{{of_model},le="0.005"}}'] == 1
+    assert found[f'{name}_bucket{{{of_model},le="+Inf"}}'] == 1
+    assert found[f"{name}_sum{{{of_model}}}"] == 0.005
+    assert found[f"{name}_count{{{of_model}}}"] == 1
+    assert found[f'headrace_batch_size_bucket{{{of_model},le="4"}}'] == 1
+    assert found[f"headrace_queue_duration_seconds_sum{{{of_model}}}"] == 0.001
+    assert found[f"headrace_compute_duration_seconds_sum{{{of_model}}}"] == 0.004
+
+
+async def test_tags_become_labels_with_legal_names_and_never_twice():
+    found = samples(await scrape(model(tags={"team": "a", "cost-centre": "7", "cost.centre": "8"})))
+    assert found['nv_inference_count{model="m",version="2",_team="a",_cost_centre="7"}'] == 4
+
+
+async def test_latency_counters_can_be_switched_off_while_counts_go_on():
+    text = await scrape(model(), config=("counter_latencies=false",))
+    assert "duration_us" not in text
+    assert "nv_inference_count{" in text
+
+
+async def test_the_first_response_histogram_is_there_when_asked_for():
+    assert "nv_inference_first_response" not in await scrape(model())
+    found = samples(await scrape(model(), config=("histogram_latencies=true",)))
+    of_model = 'model="m",version="2"'
+    bounds = [key for key in found if key.startswith("nv_inference_first_response_histogram_ms_bucket")]
+    name = "nv_inference_first_response_histogram_ms_bucket"
+    assert bounds == [f'{name}{{{of_model},le="{bound}"}}' for bound in ("100", "500", "2000", "5000", "+Inf")]
+
+
+async def test_summaries_are_there_when_asked_for():
+    assert "summary" not in await scrape(model())
+    found = samples(await scrape(model(), config=("summary_latencies=true", "summary_quantiles=0.5:0.05")))
+    of_model = 'model="m",version="2"'
+    for name, value in {
+        "request": 5000,
+        "queue": 1000,
+        "compute_input": 20,
+        "compute_infer": 3900,
+        "compute_output": 80,
+    }.items():
+        metric = f"nv_inference_{name}_summary_us"
+        assert found[f'{metric}{{{of_model},quantile="0.5"}}'] == pytest.approx(value, rel=1 / 16)
+        assert found[f"{metric}_sum{{{of_model}}}"] == value
+        assert found[f"{metric}_count{{{of_model}}}"] == 1
+
+
+async def test_a_models_series_vanish_with_the_model():
+    source = Models(model("a"), model("b"))
+    collector = MetricsCollector(source, settings(), SystemClock())
+    assert 'model="a"' in (await collector.collect()).render().decode()
+    del source.loaded[0]
+    text = (await collector.collect()).render().decode()
+    assert 'model="a"' not in text
+    assert 'model="b"' in text
+
+
+async def test_a_backend_process_is_told_by_its_name_and_a_dead_one_not_at_all():
+    processes = [BackendProcess("m_0", os.getpid()), BackendProcess("m_1", 2**22 + 1)]
+    found = samples(await scrape(model(processes=processes)))
+    of_process = 'model="m",version="2",process="m_0"'
+    assert found[f'headrace_backend_memory_bytes{{{of_process},kind="rss"}}'] > 1 << 20
+    assert found[f'headrace_backend_memory_bytes{{{of_process},kind="pss"}}'] > 1 << 20
+    assert found[f"headrace_backend_cpu_seconds_total{{{of_process}}}"] > 0
+    assert not [name for name in found if "m_1" in name]
+
+
+async def test_the_server_and_the_machine_are_told_without_models():
+    found = samples(await scrape())
+    for name in (
+        "process_cpu_seconds_total",
+        "process_resident_memory_bytes",
+        "process_virtual_memory_bytes",
+        "process_start_time_seconds",
+        "process_open_fds",
+        "process_max_fds",
+        "nv_cpu_memory_total_bytes",
+        "nv_cpu_memory_used_bytes",
+    ):
+        assert found[name] > 0, name
+    assert 0 <= found["nv_cpu_utilization"] <= 1
+    assert [value for name, value in found.items() if name.startswith("headrace_build_info{")] == [1]
+
+
+async def test_cpu_metrics_can_be_switched_off():
+    collector = MetricsCollector(Models(), settings(argv=("--allow-cpu-metrics=false",)), SystemClock())
+    assert "nv_cpu" not in (await collector.collect()).render().decode()
+
+
+async def test_processes_are_sampled_once_an_interval():
+    class Still:
+        now = 10**12
+
+        def now_ns(self) -> int:
+            return self.now
+
+        def wall_ns(self) -> int:
+            return self.now
+
+    clock = Still()
+    collector = MetricsCollector(Models(), settings(), clock)
+    first, again = [samples((await collector.collect()).render().decode()) for _ in range(2)]
+    assert first["process_cpu_seconds_total"] == again["process_cpu_seconds_total"]
+    while process_usage(os.getpid()).cpu_seconds < first["process_cpu_seconds_total"] + 0.03:  # type: ignore[union-attr]
+        pass
+    clock.now += 2_000_000_000
+    later = samples((await collector.collect()).render().decode())
+    assert later["process_cpu_seconds_total"] > first["process_cpu_seconds_total"]
+
+
+def test_a_scrape_of_one_model_is_short_enough_for_the_event_loop():
+    import timeit
+
+    series = ModelSeries(Exposition(), settings(), 0)
+    one = model()
+    assert min(timeit.repeat(lambda: series.add(one, {}), number=1, repeat=20)) < 0.005
+
+
+@contextlib.asynccontextmanager
+async def serving(*models: ModelMetrics) -> AsyncIterator[str]:
+    server = MetricsServer(settings(), MetricsCollector(Models(*models), settings(), SystemClock()))
+    port = await server.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await server.stop()
+
+
+async def test_metrics_are_served_as_text():
+    async with serving(model()) as url, aiohttp.ClientSession() as client, client.get(f"{url}/metrics") as response:
+        assert response.status == 200
+        assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        assert samples(await response.text())['nv_inference_count{model="m",version="2"}'] == 4
+
+
+async def test_openmetrics_is_served_to_whom_prefers_it():
+    accept = {"Accept": "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"}
+    async with (
+        serving(model()) as url,
+        aiohttp.ClientSession() as client,
+        client.get(f"{url}/metrics", headers=accept) as answer,
+    ):
+        assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+        assert (await answer.text()).endswith("# EOF\n")
+
+
+async def test_gzip_is_served_to_whom_accepts_it():
+    async with serving(model()) as url, aiohttp.ClientSession(auto_decompress=False) as client:
+        async with client.get(f"{url}/metrics", headers={"Accept-Encoding": "gzip"}) as response:
+            assert response.headers["Content-Encoding"] == "gzip"
+            assert b"nv_inference_count" in gzip.decompress(await response.read())
+        async with client.get(f"{url}/metrics", headers={"Accept-Encoding": "identity"}) as response:
+            assert "Content-Encoding" not in response.headers
+
+
+async def test_other_paths_are_404_with_a_hint_and_other_methods_405():
+    async with serving() as url, aiohttp.ClientSession() as client:
+        async with client.get(f"{url}/") as response:
+            assert response.status == 404
+            assert "/metrics" in await response.text()
+        async with client.post(f"{url}/metrics") as response:
+            assert response.status == 405
+            assert response.headers["Allow"] == "GET"
+
+
+async def test_more_scrapes_at_once_than_the_limit_are_refused():
+    gate = asyncio.Event()
+    entered = asyncio.Semaphore(0)
+
+    class Waiting(MetricsCollector):
+        async def collect(self, *, openmetrics: bool = False) -> Exposition:
+            entered.release()
+            await gate.wait()
+            return await super().collect(openmetrics=openmetrics)
+
+    server = MetricsServer(settings(), Waiting(Models(), settings(), SystemClock()))
+    url = f"http://127.0.0.1:{await server.start()}/metrics"
+    async with aiohttp.ClientSession() as client:
+
+        async def status() -> int:
+            async with client.get(url) as response:
+                return response.status
+
+        held = [asyncio.create_task(status()) for _ in range(4)]
+        for _ in held:
+            await entered.acquire()
+        assert await status() == 503
+        gate.set()
+        assert await asyncio.gather(*held) == [200] * 4
+        assert await status() == 200
+    await server.stop()
+
+
+async def test_a_taken_port_is_an_error_that_names_it():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        taken_settings = settings(argv=(f"--metrics-port={port}",))
+        server = MetricsServer(taken_settings, MetricsCollector(Models(), taken_settings, SystemClock()))
+        with pytest.raises(InferError, match=f"metrics service cannot listen on 127.0.0.1:{port}") as caught:
+            await server.start()
+        assert caught.value.code is ErrorCode.UNAVAILABLE
+        await server.stop()
+
+
+async def test_a_port_just_given_up_can_be_taken_at_once():
+    server = MetricsServer(settings(), MetricsCollector(Models(), settings(), SystemClock()))
+    port = await server.start()
+    async with aiohttp.ClientSession() as client, client.get(f"http://127.0.0.1:{port}/metrics") as response:
+        await response.read()
+    await server.stop()
+    again = settings(argv=(f"--metrics-port={port}",))
+    server = MetricsServer(again, MetricsCollector(Models(), again, SystemClock()))
+    assert await server.start() == port
+    await server.stop()
+
+
+@pytest.mark.parametrize(
+    ("accept", "wanted"),
+    [
+        ("", False),
+        ("*/*", False),
+        ("text/plain", False),
+        ("application/openmetrics-text", True),
+        ("application/openmetrics-text;q=0.1, text/plain;q=0.9", False),
+        ("application/openmetrics-text; version=1.0.0; q=0.8, text/plain;q=0.5", True),
+        ("application/openmetrics-text;q=nonsense", False),
+        (";;;,,,q=", False),
+    ],
+)
+def test_openmetrics_needs_the_higher_weight(accept, wanted):
+    assert wants_openmetrics(accept) is wanted
+
+
+def test_label_values_are_escaped():
+    assert labels({"a": 'x"y\\z\n'}) == r'a="x\"y\\z\n"'
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (3, "3"),
+        (3.0, "3"),
+        (0.1, "0.1"),
+        (float("nan"), "NaN"),
+        (float("inf"), "+Inf"),
+        (-float("inf"), "-Inf"),
+        (1e300, "1e+300"),
+    ],
+)
+def test_numbers_are_written_as_prometheus_reads_them(value, text):
+    assert number(value) == text
+
+
+def test_families_without_samples_are_left_out():
+    exposition = Exposition()
+    exposition.family("empty", Kind.GAUGE, "nothing")
+    exposition.family("one", Kind.HISTOGRAM, "a line\nand a \\").add_histogram("", Histogram([1]), 1)
+    text = exposition.render().decode()
+    assert "empty" not in text
+    assert text.startswith("# HELP one a line\\nand a \\\\\n# TYPE one histogram\n")
+    assert 'one_bucket{le="1"} 0\n' in text
