@@ -117,11 +117,13 @@ class RunningServer:
         """Return every process below the server."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def backends(self) -> list[int]:
-        """Return the process numbers of the backends that serve a model (zygotes are not among them)."""
-        return sorted(
-            int(pid) for pid in set(re.findall(r'headrace_backend_cpu_seconds_total\{[^}]*pid="(\d+)"', self.metrics()))
-        )
+    def backends(self) -> list[psutil.Process]:
+        """Return the processes that serve a model, forked by a zygote or started anew."""
+        return [
+            process
+            for process in self.descendants()
+            if "run" in process.cmdline() or process.ppid() != self.process.pid
+        ]
 
     def stop(self, timeout: float = 60.0) -> int:
         """Send SIGTERM and return the exit status."""
@@ -147,7 +149,7 @@ def running(
     repository: Path | str, *flags: str, ready: bool = True, env: dict[str, str] | None = None
 ) -> Iterator[RunningServer]:
     """Run a server for the length of a block, then check that it ended well and left nothing behind."""
-    shared_before = set(os.listdir("/dev/shm"))
+    shared_before = set(Path("/dev/shm").iterdir())
     server = RunningServer(repository, *flags, env=env)
     try:
         if ready:
@@ -162,5 +164,5 @@ def running(
     assert status == 0, f"exit status {status}:\n{server.log()}"
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive, f"processes left behind: {alive}"
-    assert set(os.listdir("/dev/shm")) <= shared_before
+    assert set(Path("/dev/shm").iterdir()) <= shared_before
     assert "Traceback" not in server.log(), server.log()

@@ -1,35 +1,37 @@
 """The composition root: builds every object of a server, owns their lifetimes, and stops them in order.
 
 Ports open first, so that probes are answered while models load. On SIGTERM readiness goes off, what runs is finished
-within the exit timeout, then models are unloaded; a second signal ends the process at once.
+within the exit timeout, then the models are unloaded; a second signal ends the process at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
 
 import uvloop
 
 from headrace import __version__
 from headrace.clock import SystemClock
-from headrace.config import ServerConfig
+from headrace.config import ControlMode, ServerConfig
 from headrace.controlplane import RegistryControlPlane
 from headrace.dataplane import EXTENSIONS, RegistryDataPlane
-from headrace.gateway.grpc.service import GrpcGateway
-from headrace.gateway.grpc.settings import GrpcSettings
-from headrace.gateway.http.app import HttpGateway, HttpSettings
+from headrace.gateway.grpc.transport import GrpcGateway
+from headrace.gateway.http.app import HttpGateway
 from headrace.instances.loader import InstanceLoader
 from headrace.instances.served_model import ServedModel
 from headrace.instances.supervisor import ProcessSettings
 from headrace.observability import logging as log_setup
-from headrace.observability.metrics import MetricsServer, ModelMetrics
+from headrace.observability.metrics import BackendProcess, MetricsCollector, MetricsServer, ModelMetrics
 from headrace.observability.tables import models_table
+from headrace.repository.config_loading import Completion
 from headrace.repository.registry import ModelRegistry
 from headrace.repository.watcher import RepositoryWatcher
 from headrace.types import ServerMetadata
@@ -38,6 +40,172 @@ from headrace_protocol.errors import InferError
 _log = logging.getLogger("headrace")
 
 
+class StartError(Exception):
+    """The server cannot start; the message is for the person who started it."""
+
+
 def serve(config: ServerConfig) -> int:
     """Run a server until it is told to stop; return the process's exit status."""
-    return uvloop.run(Server(config).run())
+    log_setup.configure(config.log)
+    for warning in config.warnings:
+        _log.warning("%s", warning)
+    try:
+        status: int = uvloop.run(Server(config).run())
+        return status
+    except StartError as error:
+        _log.error("%s", error)
+        return 1
+
+
+def make_loader(config: ServerConfig, clock: SystemClock) -> InstanceLoader:
+    """Return the loader that a configuration describes."""
+    settings = ProcessSettings(
+        arena_bytes=config.arena_byte_size,
+        load_timeout_s=config.model_load_timeout_secs,
+        restart_limit=config.backend_restart_limit,
+        restart_window_s=config.backend_restart_window_secs,
+    )
+    default_max = config.backend_settings("onnxruntime").get("default-max-batch-size", "")
+    completion = Completion(
+        auto_complete=config.auto_complete_config,
+        **({"default_max_batch_size": int(default_max)} if default_max else {}),
+    )
+    return InstanceLoader(settings, completion, config.backend_settings, clock)
+
+
+class _Metrics:
+    """Joins the registry to the metrics."""
+
+    def __init__(self, registry: ModelRegistry[ServedModel]) -> None:
+        self._registry = registry
+
+    def models(self) -> Iterable[ModelMetrics]:
+        for model in self._registry.served():
+            yield ModelMetrics(
+                name=model.name,
+                version=model.version,
+                statistics=model.statistics,
+                ready=model.ready,
+                load_seconds=model.load_seconds,
+                queue_depth=model.driver.waiting,
+                restarts=model.restarts,
+                tags=model.config.metric_tags,
+                processes=[BackendProcess(str(number), pid) for number, pid in enumerate(model.pids())],
+            )
+
+
+class Server:
+    """One server process: `run` is its whole life."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        clock = SystemClock()
+        self._loader = make_loader(config, clock)
+        repositories = [Path(path) for path in config.model_repositories]
+        self._registry: ModelRegistry[ServedModel] = ModelRegistry(
+            self._loader,
+            repositories,
+            config_name=config.model_config_name or None,
+            load_concurrency=config.model_load_thread_count,
+            load_retries=config.model_load_retry_count,
+        )
+        metadata = ServerMetadata(config.id, __version__, EXTENSIONS)
+        self._data = RegistryDataPlane(self._registry, metadata, strict_readiness=config.strict_readiness)
+        self._control = RegistryControlPlane(self._registry, config.control_mode)
+        self._http = HttpGateway(self._data, self._control, config.http, clock)
+        self._grpc = GrpcGateway(self._data, self._control, config.grpc, clock)
+        self._metrics = MetricsServer(config.metrics, MetricsCollector(_Metrics(self._registry), config.metrics, clock))
+        self._watcher = RepositoryWatcher(self._registry, repositories, config.repository_poll_secs)
+        self._stop = asyncio.Event()
+        self._stopping = False
+
+    async def run(self) -> int:
+        """Serve until a signal; return the exit status. Raises StartError where it cannot start."""
+        self._check_repositories()
+        self._listen_for_signals()
+        async with self._doors():
+            try:
+                await self._load()
+                if not self._stop.is_set():
+                    await self._serve()
+                return await self._drain()
+            finally:
+                await self._registry.close(self._config.exit_timeout_secs)
+                self._loader.close()
+
+    def _check_repositories(self) -> None:
+        for path in self._config.model_repositories:
+            if not Path(path).is_dir():
+                raise StartError(f"the model repository {path} is not a folder")
+
+    @contextlib.asynccontextmanager
+    async def _doors(self) -> AsyncIterator[None]:
+        config = self._config
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                if config.allow_grpc:
+                    port = await self._grpc.start()
+                    stack.push_async_callback(self._grpc.stop, 1.0)
+                    _log.info("Started GRPCInferenceService at %s:%d", config.grpc.address, port)
+                if config.allow_http:
+                    port = await self._http.start()
+                    stack.push_async_callback(self._http.stop, 1.0)
+                    _log.info("Started HTTPService at %s:%d", config.http.address, port)
+                if config.metrics.allow:
+                    port = await self._metrics.start()
+                    stack.push_async_callback(self._metrics.stop)
+                    _log.info("Started Metrics at %s:%d", config.metrics.address, port)
+            except (OSError, InferError) as error:
+                raise StartError(str(error)) from error
+            yield
+
+    async def _load(self) -> None:
+        config = self._config
+        named = config.load_models if config.control_mode is ControlMode.EXPLICIT else None
+        loading = asyncio.ensure_future(self._registry.start(named))
+        stopped = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait([loading, stopped], return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not loading.done():
+            loading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await loading
+            return
+        failed = loading.result()
+        for line in models_table(self._registry.index()).splitlines():
+            _log.info("%s", line)
+        if failed and config.exit_on_error:
+            raise StartError(
+                f"{len(failed)} of the models could not be loaded and --exit-on-error is true: "
+                + "; ".join(f"{name}: {reason}" for name, reason in failed.items())
+            )
+        gc.collect()
+        gc.freeze()
+
+    async def _serve(self) -> None:
+        if self._config.control_mode is ControlMode.POLL:
+            async with self._watcher.watching():
+                await self._stop.wait()
+        else:
+            await self._stop.wait()
+
+    async def _drain(self) -> int:
+        timeout = self._config.exit_timeout_secs
+        _log.info("stopping: no new requests, up to %d s for those that run", timeout)
+        if await self._data.drain(timeout):
+            return 0
+        _log.error("the exit timeout of %d s is over, requests are cut off", timeout)
+        return 1
+
+    def _listen_for_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if self._stopping:
+            sys.stderr.write("second signal, ending at once\n")
+            os._exit(1)
+        _log.info("%s received", number.name)
+        self._stopping = True
+        self._stop.set()

@@ -14,7 +14,7 @@ from headrace.observability.statistics import ModelStatistics
 from headrace.repository.model_config import ModelConfig
 from headrace.scheduling.driver import SchedulerDriver
 from headrace.scheduling.ordering import OrderedRelease
-from headrace.scheduling.scheduler import make_scheduler
+from headrace.scheduling.factory import make_scheduler
 from headrace_protocol.errors import unavailable
 
 

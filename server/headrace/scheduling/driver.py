@@ -224,7 +224,7 @@ class SchedulerDriver:
                 statistics.record_success(
                     pending.prepared.rows,
                     now - request.received_ns,
-                    pending.started_ns - pending.item.enqueued_ns,  # type: ignore[union-attr]
+                    pending.started_ns - pending.item.enqueued_ns,
                     done.compute_input_ns,
                     done.compute_infer_ns,
                     done.compute_output_ns,

@@ -1,0 +1,97 @@
+"""`headrace check`: loads every model of a repository once, alone, and says what is wrong or what was completed.
+
+Nothing is served and no port is opened. Loading is the only honest check of a model file, so it is done in the same
+backend processes that would serve.
+"""
+
+# ruff: noqa: T201 - printing is what a command does
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import uvloop
+
+from headrace.app import make_loader
+from headrace.clock import SystemClock
+from headrace.config import ServerConfig
+from headrace.instances.loader import InstanceLoader
+from headrace.observability import logging as log_setup
+from headrace.repository import layout
+from headrace.repository.config_loading import read_config
+from headrace.repository.config_text import to_text
+from headrace.repository.layout import ModelLayout
+from headrace.repository.model_config import ConfigError
+from headrace.repository.planning import choose_versions
+from headrace.repository.sources import ModelSource
+from headrace_protocol.errors import InferError
+
+
+def check_repositories(config: ServerConfig, print_config: bool) -> int:
+    """Check every model; return 0 if all could serve, else 1."""
+    log_setup.configure(config.log)
+    status: int = uvloop.run(_check(config, print_config))
+    return status
+
+
+async def _check(config: ServerConfig, print_config: bool) -> int:
+    repositories = [Path(path) for path in config.model_repositories]
+    missing = [str(path) for path in repositories if not path.is_dir()]
+    if missing:
+        print(f"not a folder: {', '.join(missing)}", file=sys.stderr)
+        return 1
+    snapshot = await asyncio.to_thread(layout.scan, repositories)
+    for warning in snapshot.warnings:
+        print(f"warning: {warning}")
+    loader = make_loader(config, SystemClock())
+    bad = 0
+    try:
+        for _, found in sorted(snapshot.models.items()):
+            lines = await _check_model(loader, found, config.model_config_name or None, print_config)
+            bad += lines[0].startswith("BAD")
+            print("\n".join(lines))
+    finally:
+        loader.close()
+    print(f"{len(snapshot.models) - bad} of {len(snapshot.models)} models can serve")
+    return 1 if bad else 0
+
+
+async def _check_model(
+    loader: InstanceLoader, found: ModelLayout, config_name: str | None, print_config: bool
+) -> list[str]:
+    """Return lines about one model; the first starts with OK or BAD."""
+    warnings = [f"     warning: {warning}" for warning in found.warnings]
+    if found.problem:
+        return [f"BAD  {found.name}", f"     {found.problem}", *warnings]
+    try:
+        parsed = read_config(found.directory, config_name)
+        chosen = choose_versions(parsed.proto.version_policy, found.versions)
+    except ConfigError as error:
+        return [f"BAD  {found.name}", *_problems(error), *warnings]
+    if not chosen.versions:
+        return [f"BAD  {found.name}", "     no version of it is selected by its version policy", *warnings]
+    source = ModelSource(found.name, found.directory, found.versions, parsed)
+    lines: list[str] = []
+    good = True
+    for version in chosen.versions:
+        try:
+            model, notes = await loader.load_with_notes(source, version)
+        except ConfigError as error:
+            good = False
+            lines += [f"     version {version}:", *_problems(error)]
+            continue
+        except InferError as error:
+            good = False
+            lines.append(f"     version {version}: {error.message}")
+            continue
+        lines.append(f"     version {version} loads in {model.load_seconds:.2f} s")
+        lines += [f"       {note}" for note in notes]
+        if print_config:
+            lines += [f"       {line}" for line in to_text(model.config.proto).splitlines()]
+        await loader.unload(model)
+    return [f"{'OK ' if good else 'BAD'}  {found.name}", *lines, *warnings]
+
+
+def _problems(error: ConfigError) -> list[str]:
+    return [f"     {problem}" for problem in error.problems]

@@ -1,0 +1,169 @@
+"""InstanceLoader: from a version's folder to a ServedModel, and back to nothing.
+
+The processes that will serve the model load it and tell what they found in its file (Ready); with that the
+configuration is completed, checked and frozen. There is no separate pass that reads the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from headrace.clock import Clock
+from headrace.instances.process import ExecLauncher, Launcher
+from headrace.instances.served_model import InstancePool, ServedModel
+from headrace.instances.supervisor import ProcessSettings, Supervisor
+from headrace.instances.zygote import ZygoteLauncher
+from headrace.repository.config_loading import Completion, backend_values, draft_config, finish_config
+from headrace.repository.labels import label_path, load_labels
+from headrace.repository.model_config import ModelConfig
+from headrace.repository.sources import ModelSource
+from headrace_protocol.errors import invalid
+from headrace_protocol.messages import PROTOCOL, Initialize, Ready
+
+_log = logging.getLogger("headrace.instances")
+BACKENDS_GROUP: Final = "headrace.backends"
+
+
+class InstanceLoader:
+    """Implements repository.sources.ModelLoader with backend processes. Owns the zygotes until `close`."""
+
+    def __init__(
+        self,
+        settings: ProcessSettings,
+        completion: Completion,
+        backend_settings: Callable[[str], dict[str, str]],
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._completion = completion
+        self._backend_settings = backend_settings
+        self._clock = clock
+        self._backends = {entry.name for entry in entry_points(group=BACKENDS_GROUP)}
+        self._zygotes: dict[str, ZygoteLauncher] = {}
+        self._exec = ExecLauncher()
+
+    async def load(self, source: ModelSource, version: int) -> ServedModel:
+        """Load a version; see repository.sources.ModelLoader."""
+        model, _ = await self.load_with_notes(source, version)
+        return model
+
+    async def load_with_notes(self, source: ModelSource, version: int) -> tuple[ServedModel, list[str]]:
+        """Load a version; return it with sentences on what was completed in its configuration."""
+        started = time.monotonic()
+        directory = source.versions[version]
+        draft = draft_config(
+            source.config,
+            model_name=source.name,
+            model_directory=source.directory,
+            version_directory=directory,
+            completion=self._completion,
+        )
+        if draft.backend not in self._backends:
+            raise invalid(
+                f"backend '{draft.backend}' is not installed; this server has {', '.join(sorted(self._backends))}"
+            )
+        pool = InstancePool()
+        served: ServedModel | None = None
+
+        def on_capacity() -> None:
+            if served is not None:
+                served.driver.kick()
+
+        def on_given_up(reason: str) -> None:
+            if served is not None:
+                served.given_up(reason)
+
+        try:
+            ready: Ready | None = None
+            for message in self._initializes(source, version, directory, draft):
+                left = message.instances
+                while left:
+                    part = _with_instances(message, left)
+                    supervisor = Supervisor(
+                        self._launcher(part), part, self._settings, self._clock, on_capacity, on_given_up
+                    )
+                    pool.supervisors.append(supervisor)
+                    answer = await supervisor.start()
+                    ready = ready or answer
+                    left = left[max(1, answer.concurrency) :]
+            assert ready is not None, "a normalised configuration has at least one instance"
+            config, notes = finish_config(
+                source.config,
+                ready,
+                model_name=source.name,
+                model_directory=source.directory,
+                version_directory=directory,
+                completion=self._completion,
+            )
+            labels = await asyncio.to_thread(_labels, config, source.directory)
+            served = ServedModel(config, version, pool, labels, time.monotonic() - started, self._clock)
+        except BaseException:
+            await asyncio.gather(*(supervisor.stop() for supervisor in pool.supervisors))
+            raise
+        _log.info("loaded model %s version %d in %.2f s", source.name, version, served.load_seconds)
+        return served, notes
+
+    async def unload(self, model: ServedModel) -> None:
+        """Take a version down."""
+        await model.stop()
+        _log.info("unloaded model %s version %d", model.name, model.version)
+
+    def close(self) -> None:
+        """End the zygotes; models must be gone."""
+        for zygote in self._zygotes.values():
+            zygote.close()
+
+    def _launcher(self, message: Initialize) -> Launcher:
+        if message.kind == "KIND_GPU":
+            return self._exec
+        launcher = self._zygotes.get(message.backend)
+        if launcher is None:
+            launcher = self._zygotes[message.backend] = ZygoteLauncher(message.backend)
+        return launcher
+
+    def _initializes(self, source: ModelSource, version: int, directory: Path, draft: ModelConfig) -> list[Initialize]:
+        """Return one message a device: which instances it gets, group by group."""
+        places: dict[tuple[str, int], list[str]] = {}
+        for group in draft.instance_groups:
+            for device in group.gpus if group.kind == "KIND_GPU" else (0,):
+                names = places.setdefault((group.kind, device), [])
+                names.extend(f"{group.name}_{number}" for number in range(group.count))
+        values = backend_values(draft)
+        return [
+            Initialize(
+                protocol=PROTOCOL,
+                backend=draft.backend,
+                model_name=source.name,
+                version=version,
+                model_directory=str(source.directory),
+                version_directory=str(directory),
+                config=values,
+                backend_config=self._backend_settings(draft.backend),
+                instances=tuple(names),
+                kind=kind,
+                device=device,
+                auto_complete=self._completion.auto_complete,
+            )
+            for (kind, device), names in places.items()
+        ]
+
+
+def _with_instances(message: Initialize, instances: tuple[str, ...]) -> Initialize:
+    return msgspec.structs.replace(message, instances=instances)
+
+
+def _labels(config: ModelConfig, directory: Path) -> Mapping[str, tuple[str, ...]]:
+    labels = {}
+    for output in config.outputs:
+        path = label_path(directory, output.label_filename) if output.label_filename else None
+        if path is not None:
+            labels[output.name] = load_labels(path)
+    return labels
