@@ -160,6 +160,13 @@ def test_fields_that_a_backend_proposes_fill_gaps_only(model):
     assert (kept.max_batch_size, kept.inputs[0].name) == (0, "X")
 
 
+def test_a_scheduler_that_was_written_is_not_replaced_by_a_proposal(model):
+    text = FULL + "max_batch_size: 2 dynamic_batching { max_queue_delay_microseconds: 5 }"
+    config, _ = finish(model, parse_text(text), Ready(config={"sequence_batching": {}}))
+    assert config.dynamic_batching is not None
+    assert config.dynamic_batching.max_queue_delay_us == 5
+
+
 def test_a_backends_proposal_that_makes_no_sense_is_a_problem(model):
     problems = problems_of(finish, model, parse_text(FULL), Ready(config={"max_batch_size": "many"}))
     assert any(problem.startswith("max_batch_size: expected an integer") for problem in problems)

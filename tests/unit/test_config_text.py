@@ -61,6 +61,10 @@ TEXT_MISTAKES = [
     ('name: "\\xff"', "1:13", "Couldn't parse string"),
     ("input {", "1:7", 'Expected "}"'),
     ("{" * 5000, "1:1", "Expected identifier"),
+    ('backend: "a"\nname: "m\\q"', "2:9", r"no escape sequence \q"),
+    ("name: '\\400'", "1:8", r"no escape sequence \4"),
+    (r"name: 'a\\\?'", "1:11", r"no escape sequence \?"),
+    ("\ud800", "1:1", "\\ud800"),
 ]
 
 
@@ -112,6 +116,14 @@ def test_printed_text_parses_to_the_same_message():
 def test_the_name_of_the_model_directory_is_expanded_in_parameters(parsed):
     assert expanded_parameters(parsed.proto, "/models/m") == {"A": "/models/m/env.tar"}
     assert "$$TRITON_MODEL_DIRECTORY" in parsed.proto.parameters["A"].string_value
+
+
+def test_escapes_in_strings_and_backslashes_in_comments_are_fine():
+    text = r"""# a "comment\q"
+        name: "\n\t\\q\x41\101\u00e9" backend: 'it\'s'"""
+    parsed = parse_text(text)
+    assert parsed.proto.name == "\n\t\\qAAé"
+    assert parsed.proto.backend == "it's"
 
 
 def test_an_empty_text_is_an_empty_configuration():

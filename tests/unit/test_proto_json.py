@@ -45,6 +45,13 @@ def test_32_bit_floats_print_in_their_shortest_form():
     assert json.dumps(to_dict(direct)["minimum_slot_utilization"]) == "0.1"
 
 
+def test_the_largest_32_bit_float_comes_back():
+    direct = pb.ModelSequenceBatching.StrategyDirect(minimum_slot_utilization=3.4028234663852886e38)
+    back = pb.ModelSequenceBatching.StrategyDirect()
+    assert from_dict(to_dict(direct), back) == []
+    assert back == direct
+
+
 def test_numbers_that_json_lacks_print_as_the_names_of_proto_json():
     options = pb.ModelMetrics.MetricControl.HistogramOptions(buckets=[float("inf"), float("-inf"), float("nan")])
     assert to_dict(options)["buckets"] == ["Infinity", "-Infinity", "NaN"]

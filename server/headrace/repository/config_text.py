@@ -24,6 +24,10 @@ MAX_CONFIG_BYTES: Final = 4 << 20
 MODEL_DIRECTORY: Final = "$$TRITON_MODEL_DIRECTORY"
 """What stands for the model's directory in values of `parameters`."""
 _LONGEST_MESSAGE: Final = 300
+_COMMENT_OR_STRING: Final = re.compile(r"""#[^\n]*|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'""")
+_ESCAPE: Final = re.compile(
+    r"\\(?:[abfnrtv\\'\"]|x[0-9a-fA-F]{1,2}|[0-3][0-7]{2}|[0-7]{1,2}(?![0-7])|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})|(\\)"
+)
 _TEXT_ERROR: Final = re.compile(r"(\d+:\d+) : (.*)", re.DOTALL)
 
 
@@ -56,6 +60,7 @@ class ParsedConfig:
 def parse_text(text: str, source: str = "config.pbtxt") -> ParsedConfig:
     """Parse protobuf text format. Raises ConfigError whose problem's path is `line:column`."""
     _check_size(text)
+    _check_escapes(text)
     twin = _Twin()
     try:
         text_format.Parse(text, twin)
@@ -113,6 +118,19 @@ def _check_size(text: str) -> None:
         raise ConfigError([Problem("", f"the configuration has {len(text)} characters, at most {MAX_CONFIG_BYTES} go")])
 
 
+def _check_escapes(text: str) -> None:
+    """Refuse what protobuf's C++ parser refuses in strings, and its Python parser lets through with a warning."""
+    for token in _COMMENT_OR_STRING.finditer(text):
+        if "\\" not in token[0] or token[0].startswith("#"):
+            continue
+        for escape in _ESCAPE.finditer(token[0]):
+            if escape[1]:
+                place = token.start() + escape.start()
+                line, column = text.count("\n", 0, place) + 1, place - text.rfind("\n", 0, place)
+                wrong = ascii(text[place : place + 2])[1:-1].replace("\\\\", "\\")
+                raise ConfigError([Problem(f"{line}:{column}", f"there is no escape sequence {wrong} in strings")])
+
+
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 
@@ -129,4 +147,4 @@ def _text_problem(text: str, error: str) -> Problem:
         message = message.removeprefix(f"'{line}': ")
     if len(message) > _LONGEST_MESSAGE:
         message = f"{message[: _LONGEST_MESSAGE // 2]} ... {message[-_LONGEST_MESSAGE // 2 :]}"
-    return Problem(position, message)
+    return Problem(position, message if message.isprintable() else ascii(message)[1:-1])

@@ -34,7 +34,6 @@ _INTEGERS: Final = {
 }
 _SIXTY_FOUR: Final = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 _FLOATS: Final = (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE)
-_FLOAT_MAX: Final = 3.4028234663852886e38
 _DECIMAL: Final = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 _NOT_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -263,9 +262,17 @@ def _float(field: FieldDescriptor, value: object) -> float:
         number = float(value)
     except OverflowError:
         raise _unfit(field, value) from None
-    if field.cpp_type == FieldDescriptor.CPPTYPE_FLOAT and _FLOAT_MAX < abs(number) < math.inf:
+    if field.cpp_type == FieldDescriptor.CPPTYPE_FLOAT and math.isfinite(number) and not _fits_single(number):
         raise _unfit(field, value)
     return number
+
+
+def _fits_single(number: float) -> bool:
+    try:
+        struct.pack("<f", number)
+    except OverflowError:
+        return False
+    return True
 
 
 def _map_key(field: FieldDescriptor, key: object) -> object:
