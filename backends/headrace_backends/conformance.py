@@ -107,7 +107,7 @@ class LoadedModel:
         position = 0
         tensors: list[Tensor] = []
         for name in requests[0]:
-            array = np.concatenate([request[name] for request in requests]) if len(requests) > 1 else requests[0][name]
+            array = requests[0][name] if len(requests) == 1 else np.concatenate([request[name] for request in requests])
             datatype = _datatype(self._datatypes[name])
             data = from_numpy(array, datatype)
             self._arena.view[position : position + len(data)] = data
@@ -199,7 +199,8 @@ def check_rows(model: LoadedModel) -> None:
     """Check that requests of 1, 3 and 2 rows in one batch each get what they get alone."""
     if not model.case.batches:
         return
-    requests = [_repeat(model.case.inputs, rows) for rows in (1, 3, 2)]
+    rows = iter([_rolled(model.case.inputs, by) for by in range(6)])
+    requests = [_stack([next(rows) for _ in range(count)]) for count in (1, 3, 2)]
     alone = [model.run(model.batch([request]))[0] for request in requests]
     together = model.run(model.batch(requests))
     for lonely, shared in zip(alone, together, strict=True):
@@ -314,8 +315,13 @@ def _close(array: Array, other: Array) -> bool:
     return bool(np.array_equal(array, other) if exact else np.allclose(array, other, rtol=1e-3, equal_nan=True))
 
 
-def _repeat(inputs: Inputs, rows: int) -> dict[str, Array]:
-    return {name: np.repeat(array, rows, axis=0) for name, array in inputs.items()}
+def _rolled(inputs: Inputs, by: int) -> dict[str, Array]:
+    """Return inputs with the same elements in another order, so that rows can be told apart."""
+    return {name: np.roll(array.reshape(-1), by).reshape(array.shape) for name, array in inputs.items()}
+
+
+def _stack(rows: Sequence[Inputs]) -> dict[str, Array]:
+    return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
 
 def _rows(inputs: Inputs, case: Case) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from importlib.metadata import entry_points
 from typing import Final
 
@@ -11,6 +12,7 @@ from headrace_protocol.errors import InferError, internal, not_found, unavailabl
 GROUP: Final = "headrace.backends"
 
 
+@functools.cache  # a forked process finds what its zygote found; looking through all distributions takes milliseconds
 def load_backend(name: str) -> type[Backend]:
     """Import and return the class of backend `name`. Raises InferError with what has to be installed."""
     found = list(entry_points(group=GROUP, name=name))

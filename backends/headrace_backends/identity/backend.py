@@ -5,15 +5,16 @@ input `INPUT<x>`; an output of another name is the input at the same place of th
 
 Configuration parameters: `execute_delay_ms`; `instance_wise_delay_multiplier` (instance i waits max(1, i * multiplier)
 times as long); `creation_delay_sec`; `echo_parameters` ("true": request parameters come back as response parameters);
-`fail_load` (a message); `hang_load`. The parameters in misbehaviour.py may be given in the configuration, for every
-request, or by a request for itself; so may `delay_ms`.
+`fail_load` (a message); `hang_load`. The parameters in misbehaviour.py and `delay_ms` may be given in the
+configuration, for every request; a request may give them for itself only where the configuration parameter
+`allow_misbehaviour` is "true", so that no client can harm a model that was not made for it.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar, Final, NamedTuple
 
 from headrace_backends.api import Batch, BatchRequest, ModelContext, ModelDescription
@@ -23,7 +24,9 @@ from headrace_protocol.errors import InferError, cancelled, invalid
 from headrace_protocol.messages import Parameter
 
 _FOREVER_S: Final = 1e6
-_TOGETHER: Final = frozenset({"execute_delay_ms", "instance_wise_delay_multiplier", "creation_delay_sec"})
+_TOGETHER: Final = frozenset(
+    {"execute_delay_ms", "instance_wise_delay_multiplier", "creation_delay_sec", "allow_misbehaviour"}
+)
 """Configuration parameters under which a batch is still answered as a whole."""
 
 
@@ -49,6 +52,7 @@ class IdentityBackend:
         self._inputs: list[str] = [tensor["name"] for tensor in model.config.get("input", ())]
         self._outputs: list[str] = [tensor["name"] for tensor in model.config.get("output", ())]
         self._echo = model.parameter("echo_parameters") == "true"
+        self._allowed = model.parameter("allow_misbehaviour") == "true"
         self._delay_s = number(self._defaults, "execute_delay_ms") / 1000
         self._multiplier = number(self._defaults, "instance_wise_delay_multiplier")
         self._together = self._defaults.keys() <= _TOGETHER
@@ -62,15 +66,16 @@ class IdentityBackend:
     def execute(self, batch: Batch) -> None:
         """Wait, misbehave, and answer each request with its inputs."""
         delay_s = self._delay_s * max(1.0, batch.instance * self._multiplier)
-        if self._together and not any(request.parameters for request in batch.requests):
+        if self._together and not (self._allowed and any(request.parameters for request in batch.requests)):
             if delay_s:
                 _wait(batch, dict.fromkeys(batch.requests, delay_s))
             wanted = self._outputs if batch.wanted is None else batch.wanted
-            batch.respond({name: batch.inputs[self._source(name)] for name in wanted})
+            sources = {name: self._source(name) for name in wanted}
+            batch.respond({name: batch.inputs[source] for name, source in sources.items() if source in batch.inputs})
             return
         jobs: list[_Job] = []
         for request in batch.requests:
-            parameters = self._defaults | dict(request.parameters)
+            parameters = self._defaults | dict(request.parameters) if self._allowed else self._defaults
             misbehave(parameters)
             try:
                 wait_s = _FOREVER_S if asked(parameters, "hang") else number(parameters, "delay_ms") / 1000
@@ -79,7 +84,7 @@ class IdentityBackend:
                 request.fail(error)
         _wait(batch, {job.request: job.delay_s for job in jobs})
         for job in jobs:
-            self._answer(job)
+            self._answer(job, batch.inputs)
 
     def finalize(self) -> None:
         """Nothing to free."""
@@ -93,13 +98,14 @@ class IdentityBackend:
             raise invalid(f"output '{output}' has no input to copy: the model has {len(self._inputs)} inputs")
         return self._inputs[position]
 
-    def _answer(self, job: _Job) -> None:
+    def _answer(self, job: _Job, given: Collection[str]) -> None:
         request, parameters = job.request, job.parameters
         try:
             if request.cancelled:
                 raise cancelled()
             fail(parameters)
-            outputs: dict[str, Array] = {name: request.input(self._source(name)) for name in self._outputs}
+            sources = {name: self._source(name) for name in self._outputs}
+            outputs: dict[str, Array] = {name: request.input(src) for name, src in sources.items() if src in given}
             request.respond(alter(outputs, parameters), dict(request.parameters) if self._echo else None)
         except InferError as error:
             request.fail(error)

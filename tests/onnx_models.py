@@ -1,0 +1,165 @@
+"""Small ONNX models for tests: each function writes one and returns the file's path.
+
+Opset 17 and IR version 8, which every supported ONNX Runtime reads. "batch" is the symbol of the batch dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+Dims = Sequence[int | str | None] | None
+
+
+def save(
+    path: Path,
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+    initializers: Sequence[onnx.TensorProto] = (),
+    *,
+    external_data: bool = False,
+) -> Path:
+    """Write a model; with external_data its weights go to a file beside it."""
+    graph = helper.make_graph(list(nodes), "graph", list(inputs), list(outputs), list(initializers))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if external_data:
+        onnx.save_model(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    else:
+        onnx.save_model(model, path)
+    return path
+
+
+def tensor(name: str, dims: Dims, element_type: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    """Return the declaration of a tensor; dims None = of unknown rank."""
+    return helper.make_tensor_value_info(name, element_type, None if dims is None else list(dims))
+
+
+def add_sub(
+    path: Path, dims: Dims = ("batch", 16), element_type: int = TensorProto.FLOAT, output_dims: Dims = ()
+) -> Path:
+    """OUTPUT0 = INPUT0 + INPUT1, OUTPUT1 = INPUT0 - INPUT1; output_dims is what the model declares, if not `dims`."""
+    return save(
+        path,
+        [
+            helper.make_node("Add", ["INPUT0", "INPUT1"], ["OUTPUT0"]),
+            helper.make_node("Sub", ["INPUT0", "INPUT1"], ["OUTPUT1"]),
+        ],
+        [tensor(name, dims, element_type) for name in ("INPUT0", "INPUT1")],
+        [tensor(name, output_dims or dims, element_type) for name in ("OUTPUT0", "OUTPUT1")],
+    )
+
+
+def mlp(
+    path: Path, features: int = 8, hidden: int = 32, classes: int = 4, *, seed: int = 0, external_data: bool = False
+) -> Path:
+    """A perceptron of one hidden layer: FP32 x [batch, features] -> y [batch, classes], softmax."""
+    random = np.random.default_rng(seed)
+    weights = {
+        "w1": random.standard_normal((features, hidden)),
+        "b1": np.zeros(hidden),
+        "w2": random.standard_normal((hidden, classes)),
+        "b2": np.zeros(classes),
+    }
+    return save(
+        path,
+        [
+            helper.make_node("Gemm", ["x", "w1", "b1"], ["h"]),
+            helper.make_node("Relu", ["h"], ["r"]),
+            helper.make_node("Gemm", ["r", "w2", "b2"], ["z"]),
+            helper.make_node("Softmax", ["z"], ["y"], axis=1),
+        ],
+        [tensor("x", ("batch", features))],
+        [tensor("y", ("batch", classes))],
+        [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()],
+        external_data=external_data,
+    )
+
+
+def scalar(path: Path) -> Path:
+    """OUTPUT0 = INPUT0 + 1, FP32 of rank 0."""
+    return save(
+        path,
+        [helper.make_node("Add", ["INPUT0", "one"], ["OUTPUT0"])],
+        [tensor("INPUT0", ())],
+        [tensor("OUTPUT0", ())],
+        [numpy_helper.from_array(np.array(1, np.float32), "one")],
+    )
+
+
+def item_mean(path: Path) -> Path:
+    """One number an item: FP32 INPUT0 [batch, n] -> OUTPUT0 [batch]."""
+    return save(
+        path,
+        [helper.make_node("ReduceMean", ["INPUT0"], ["OUTPUT0"], axes=[1], keepdims=0)],
+        [tensor("INPUT0", ("batch", "n"))],
+        [tensor("OUTPUT0", ("batch",))],
+    )
+
+
+def identity(
+    path: Path, element_type: int = TensorProto.FLOAT, dims: Dims = ("batch", "n"), output_dims: Dims = ()
+) -> Path:
+    """OUTPUT0 = INPUT0, of any type and shape (TensorProto.STRING, ...); output_dims is what the model declares."""
+    return save(
+        path,
+        [helper.make_node("Identity", ["INPUT0"], ["OUTPUT0"])],
+        [tensor("INPUT0", dims, element_type)],
+        [tensor("OUTPUT0", output_dims or dims, element_type)],
+    )
+
+
+def nonzero(path: Path) -> Path:
+    """OUTPUT0 = the indices of the non-zero elements of FP32 INPUT0 [n]: a shape that depends on the data."""
+    return save(
+        path,
+        [helper.make_node("NonZero", ["INPUT0"], ["OUTPUT0"])],
+        [tensor("INPUT0", ("n",))],
+        [tensor("OUTPUT0", (1, None), TensorProto.INT64)],
+    )
+
+
+def countdown(path: Path) -> Path:
+    """OUTPUT0 = FP32 INPUT0 [batch, n] after as many steps of a loop as INT64 STEPS [1] says: slow on demand."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go_in"], ["go_out"]),
+            helper.make_node("Mul", ["carried_in", "one"], ["carried_out"]),
+        ],
+        "body",
+        [
+            tensor("step", (), TensorProto.INT64),
+            tensor("go_in", (), TensorProto.BOOL),
+            tensor("carried_in", ("batch", "n")),
+        ],
+        [tensor("go_out", (), TensorProto.BOOL), tensor("carried_out", ("batch", "n"))],
+    )
+    return save(
+        path,
+        [
+            helper.make_node("Squeeze", ["STEPS"], ["steps"]),
+            helper.make_node("Loop", ["steps", "go", "INPUT0"], ["OUTPUT0"], body=body),
+        ],
+        [tensor("INPUT0", ("batch", "n")), tensor("STEPS", (1,), TensorProto.INT64)],
+        [tensor("OUTPUT0", ("batch", "n"))],
+        [
+            numpy_helper.from_array(np.array(1, np.float32), "one"),
+            numpy_helper.from_array(np.array(True), "go"),
+        ],
+    )
+
+
+def with_default(path: Path) -> Path:
+    """OUTPUT0 = INPUT0 + BIAS, where BIAS [4] is an optional input that is 1 where it is not given."""
+    return save(
+        path,
+        [helper.make_node("Add", ["INPUT0", "BIAS"], ["OUTPUT0"])],
+        [tensor("INPUT0", ("batch", 4)), tensor("BIAS", (4,))],
+        [tensor("OUTPUT0", ("batch", 4))],
+        [numpy_helper.from_array(np.ones(4, np.float32), "BIAS")],
+    )
