@@ -7,6 +7,8 @@ from typing import Final
 
 JSON: Final = "application/json"
 BINARY: Final = "application/octet-stream"
+SERVER: Final = "headrace"
+"""What the Server header says."""
 
 
 class Answer:

@@ -12,7 +12,7 @@ from typing import Final
 from aiohttp import web
 
 from headrace.clock import Clock, SystemClock
-from headrace.gateway.http.answer import Answer
+from headrace.gateway.http.answer import SERVER, Answer
 from headrace.gateway.http.compression import Coding, compress, response_coding
 from headrace.gateway.http.connection import WebServer
 from headrace.gateway.http.endpoints import Endpoints
@@ -116,7 +116,7 @@ class HttpGateway:
         body = answer.body
         response = web.Response(status=answer.status, headers=answer.headers)
         headers = response.headers
-        headers["Server"] = "headrace"
+        headers["Server"] = SERVER
         if not body:
             return response
         headers["Content-Type"] = answer.content_type

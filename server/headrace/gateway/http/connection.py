@@ -10,12 +10,13 @@ from typing import Final
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 
+from headrace.gateway.http.answer import JSON, SERVER
 from headrace.gateway.http.errors import error_body
 from headrace.gateway.http.settings import HttpSettings
 
 _log: Final = logging.getLogger(__name__)
 
-_LINGER: Final = 2.0
+_LINGER: Final = 1.0
 """Seconds for which a body that nobody reads is drained after the answer, so that the client gets to see it."""
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -43,7 +44,7 @@ class Connection(web.RequestHandler):
             text = "internal error"
         else:
             text = f"this is not a well-formed HTTP request: {(message or type(exc).__name__).splitlines()[0][:200]}"
-        response = web.Response(status=status, body=error_body(text), content_type="application/json")
+        response = web.Response(status=status, body=error_body(text), content_type=JSON, headers={"Server": SERVER})
         response.force_close()
         return response
 

@@ -54,7 +54,7 @@ def pack(name: str, datatype: DataType, shape: Sequence[int], count: int, raw: m
 
 def _pack_numbers(name: str, datatype: DataType, shape: Sequence[int], count: int, text: bytes) -> Buffer:
     if text.count(b"[") > 1:
-        text = _flatten_text(text)
+        text = _flatten_text(text, count)
     if text.count(b",") > count:
         # Said before any element is built: the shape bounds what the text may cost.
         raise _count_mismatch(name, shape, count, f"at least {count + 2}")
@@ -71,12 +71,12 @@ def _pack_numbers(name: str, datatype: DataType, shape: Sequence[int], count: in
     return _integer_wire(integers, datatype)
 
 
-def _flatten_text(text: bytes) -> bytes:
+def _flatten_text(text: bytes, count: int) -> bytes:
     """Return nested array `text` of numbers as the text of a flat one. Empty arrays leave commas behind: drop them."""
     for mark in _SPACE:
         text = text.replace(mark, b"")
     flat = text.replace(b"[", b"").replace(b"]", b"")
-    if b"[]" in text:
+    if flat.count(b",") >= count and b"[]" in text:
         flat = b",".join(filter(None, flat.split(b",")))
     return b"[" + flat + b"]"
 
