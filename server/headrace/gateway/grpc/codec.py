@@ -31,7 +31,7 @@ MAX_ITEMS: Final = 4096
 """Inputs, outputs, or parameters of one request."""
 MAX_RANK: Final = 64
 MAX_CORRELATION_ID: Final = 128
-_SPLIT_ABOVE: Final = 16384
+_SPLIT_ABOVE: Final = 65536
 """Bytes of a message above which copying its tensors costs more than looking for them."""
 _SHARED_MEMORY: Final = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size")
 _HTTP_ONLY: Final = ("headers", "binary_data_output")
@@ -91,8 +91,10 @@ def _read_inputs(
             if len(inputs) == len(raw):
                 raise invalid(f"input '{name}' has no data: raw_input_contents has {len(raw)} entries, one an input")
             data = raw[len(inputs)]
-        elif tensor.HasField("contents") or element_count(shape) == 0:
+        elif tensor.HasField("contents"):
             data = typed_to_wire(name, datatype, shape, tensor.contents)
+        elif element_count(shape) == 0:
+            data = b""
         else:
             raise invalid(f"input '{name}' has no data: neither raw_input_contents nor contents")
         inputs.append(InputTensor(name, datatype, shape, data))

@@ -7,6 +7,7 @@ by the native front to a grpcio server behind it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import tempfile
 import threading
@@ -20,8 +21,11 @@ from headrace.gateway.grpc.service import Awaited, GrpcService, Immediate, Metad
 from headrace.gateway.grpc.settings import GrpcSettings
 from headrace_protocol.errors import InferError, cancelled, unavailable
 
+_log = logging.getLogger(__name__)
+
 _BATCH: Final = 64
-_IO_THREADS: Final = 1
+_MAX_FAULTS: Final = 8
+_IO_THREADS: Final = 2
 
 Event = tuple[int, int, int, bytes | None, bytes | str | None, Any]
 
@@ -88,13 +92,28 @@ class NativeServer:
 
     def _receive(self) -> None:
         """Run in the thread: wait for events, hand each batch to the loop."""
-        receive, wake, take = self._front.recv_batch_details, self._loop.call_soon_threadsafe, self._take
-        while (events := receive(_BATCH)) is not None:
+        wake, take = self._loop.call_soon_threadsafe, self._take
+        while (events := self._next_batch()) is not None:
             try:
                 wake(take, events)
             except RuntimeError:  # the loop was closed without stop()
                 self._front.close()
                 return
+
+    def _next_batch(self) -> list[Event] | None:
+        """Return the next events, None once the front is closed.
+
+        A message for which there is no memory makes the front panic. Its batch is lost; the server goes on. A front
+        that does nothing but panic is closed, so that clients are refused instead of waiting.
+        """
+        for _ in range(_MAX_FAULTS):
+            try:
+                events: list[Event] | None = self._front.recv_batch_details(_BATCH)
+                return events
+            except BaseException:
+                _log.critical("the native gRPC front failed; calls it held are lost", exc_info=True)
+        self._front.close()
+        return None
 
     def _take(self, events: list[Event]) -> None:
         for kind, call_id, method, payload, _, call in events:
