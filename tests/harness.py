@@ -51,12 +51,13 @@ class RunningServer:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with self._changed:
-                self.lines.append(line.rstrip("\n"))
-                if match := _SERVICE.search(line):
-                    self.ports[match[1]] = int(match[3])
-                self._changed.notify_all()
+        with self.process.stdout as lines:
+            for line in lines:
+                with self._changed:
+                    self.lines.append(line.rstrip("\n"))
+                    if match := _SERVICE.search(line):
+                        self.ports[match[1]] = int(match[3])
+                    self._changed.notify_all()
         with self._changed:
             self._changed.notify_all()
 

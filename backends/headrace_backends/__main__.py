@@ -25,8 +25,8 @@ def main() -> None:
     zygote.add_argument("--backend", required=True, help="the backend whose module is imported beforehand")
     arguments = parser.parse_args()
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C is for the server, which then stops us in order
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # they are for the server, which then stops us in order
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.dup2(2, 1)  # a model that prints must not disturb whoever reads the server's stdout
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import os
 import select
-import signal
 import socket
 import sys
 import traceback
@@ -79,7 +78,6 @@ class Zygote:
             self._control.close()
             for fd in self._children:
                 os.close(fd)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             runner.serve(channel)
         except BaseException:
             traceback.print_exc()

@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
 import uvloop
@@ -26,12 +26,15 @@ from headrace.dataplane import EXTENSIONS, RegistryDataPlane
 from headrace.gateway.grpc.transport import GrpcGateway
 from headrace.gateway.http.app import HttpGateway
 from headrace.instances.loader import InstanceLoader
+from headrace.instances.placement import gpu_count
 from headrace.instances.served_model import ServedModel
 from headrace.instances.supervisor import ProcessSettings
 from headrace.observability import logging as log_setup
 from headrace.observability.metrics import BackendProcess, MetricsCollector, MetricsServer, ModelMetrics
+from headrace.observability.statistics import FIRST_RESPONSE_BOUNDS_MS, FIRST_RESPONSE_FAMILY, ModelStatistics
 from headrace.observability.tables import models_table
 from headrace.repository.config_loading import Completion
+from headrace.repository.model_config import ModelConfig
 from headrace.repository.registry import ModelRegistry
 from headrace.repository.watcher import RepositoryWatcher
 from headrace.types import ServerMetadata
@@ -46,7 +49,11 @@ class StartError(Exception):
 
 def serve(config: ServerConfig) -> int:
     """Run a server until it is told to stop; return the process's exit status."""
-    log_setup.configure(config.log)
+    try:
+        log_setup.configure(config.log)
+    except OSError as error:
+        sys.stderr.write(f"--log-file: cannot be opened: {error}\n")
+        return 1
     for warning in config.warnings:
         _log.warning("%s", warning)
     try:
@@ -65,12 +72,24 @@ def make_loader(config: ServerConfig, clock: SystemClock) -> InstanceLoader:
         restart_limit=config.backend_restart_limit,
         restart_window_s=config.backend_restart_window_secs,
     )
-    default_max = config.backend_settings("onnxruntime").get("default-max-batch-size", "")
-    completion = Completion(
-        auto_complete=config.auto_complete_config,
-        **({"default_max_batch_size": int(default_max)} if default_max else {}),
-    )
-    return InstanceLoader(settings, completion, config.backend_settings, clock)
+    completion = Completion(auto_complete=config.auto_complete_config, gpu_count=gpu_count())
+    return InstanceLoader(settings, completion, config.backend_settings, _statistics_maker(config), clock)
+
+
+def _statistics_maker(config: ServerConfig) -> Callable[[ModelConfig], ModelStatistics]:
+    def make(model: ModelConfig) -> ModelStatistics:
+        bounds = [
+            tuple(control.histogram_options.buckets)
+            for control in model.proto.model_metrics.metric_control
+            if control.metric_identifier.family == FIRST_RESPONSE_FAMILY
+        ]
+        return ModelStatistics(
+            streamed=model.decoupled,
+            summaries=config.metrics.summary_latencies,
+            first_response_bounds_ms=bounds[0] if bounds else FIRST_RESPONSE_BOUNDS_MS,
+        )
+
+    return make
 
 
 class _Metrics:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,7 @@ from headrace.instances.process import ExecLauncher, Launcher
 from headrace.instances.served_model import InstancePool, ServedModel
 from headrace.instances.supervisor import ProcessSettings, Supervisor
 from headrace.instances.zygote import ZygoteLauncher
+from headrace.observability.statistics import ModelStatistics
 from headrace.repository.config_loading import Completion, backend_values, draft_config, finish_config
 from headrace.repository.labels import label_path, load_labels
 from headrace.repository.model_config import ModelConfig
@@ -40,11 +42,13 @@ class InstanceLoader:
         settings: ProcessSettings,
         completion: Completion,
         backend_settings: Callable[[str], dict[str, str]],
+        make_statistics: Callable[[ModelConfig], ModelStatistics],
         clock: Clock,
     ) -> None:
         self._settings = settings
         self._completion = completion
         self._backend_settings = backend_settings
+        self._make_statistics = make_statistics
         self._clock = clock
         self._backends = {entry.name for entry in entry_points(group=BACKENDS_GROUP)}
         self._zygotes: dict[str, ZygoteLauncher] = {}
@@ -59,17 +63,20 @@ class InstanceLoader:
         """Load a version; return it with sentences on what was completed in its configuration."""
         started = time.monotonic()
         directory = source.versions[version]
+        completion = self._completion
         draft = draft_config(
             source.config,
             model_name=source.name,
             model_directory=source.directory,
             version_directory=directory,
-            completion=self._completion,
+            completion=completion,
         )
         if draft.backend not in self._backends:
             raise invalid(
                 f"backend '{draft.backend}' is not installed; this server has {', '.join(sorted(self._backends))}"
             )
+        backend_config = self._backend_settings(draft.backend)
+        completion = with_settings(completion, backend_config)
         pool = InstancePool()
         served: ServedModel | None = None
 
@@ -83,7 +90,7 @@ class InstanceLoader:
 
         try:
             ready: Ready | None = None
-            for message in self._initializes(source, version, directory, draft):
+            for message in self._initializes(source, version, directory, draft, backend_config):
                 left = message.instances
                 while left:
                     part = _with_instances(message, left)
@@ -101,10 +108,18 @@ class InstanceLoader:
                 model_name=source.name,
                 model_directory=source.directory,
                 version_directory=directory,
-                completion=self._completion,
+                completion=completion,
             )
             labels = await asyncio.to_thread(_labels, config, source.directory)
-            served = ServedModel(config, version, pool, labels, time.monotonic() - started, self._clock)
+            served = ServedModel(
+                config,
+                version,
+                pool,
+                labels,
+                self._make_statistics(config),
+                time.monotonic() - started,
+                self._clock,
+            )
         except BaseException:
             await asyncio.gather(*(supervisor.stop() for supervisor in pool.supervisors))
             raise
@@ -129,7 +144,9 @@ class InstanceLoader:
             launcher = self._zygotes[message.backend] = ZygoteLauncher(message.backend)
         return launcher
 
-    def _initializes(self, source: ModelSource, version: int, directory: Path, draft: ModelConfig) -> list[Initialize]:
+    def _initializes(
+        self, source: ModelSource, version: int, directory: Path, draft: ModelConfig, backend_config: dict[str, str]
+    ) -> list[Initialize]:
         """Return one message a device: which instances it gets, group by group."""
         places: dict[tuple[str, int], list[str]] = {}
         for group in draft.instance_groups:
@@ -146,7 +163,7 @@ class InstanceLoader:
                 model_directory=str(source.directory),
                 version_directory=str(directory),
                 config=values,
-                backend_config=self._backend_settings(draft.backend),
+                backend_config=backend_config,
                 instances=tuple(names),
                 kind=kind,
                 device=device,
@@ -154,6 +171,16 @@ class InstanceLoader:
             )
             for (kind, device), names in places.items()
         ]
+
+
+def with_settings(completion: Completion, settings: Mapping[str, str]) -> Completion:
+    """Return `completion` with the --backend-config settings that concern it. Raises INVALID_ARG for a bad one."""
+    text = settings.get("default-max-batch-size")
+    if text is None:
+        return completion
+    if not text.isdecimal():
+        raise invalid(f"--backend-config default-max-batch-size: expected an integer >= 0, got '{text}'")
+    return replace(completion, default_max_batch_size=int(text))
 
 
 def _with_instances(message: Initialize, instances: tuple[str, ...]) -> Initialize:

@@ -73,8 +73,11 @@ class ExecLauncher:
 
 
 def start(argv: Sequence[str], descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
-    """Start a program that inherits `descriptors` and the standard error alone."""
-    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=2, pass_fds=descriptors)
+    """Start a program that inherits `descriptors` and the standard error alone.
+
+    In a session of its own, so that a ^C or a signal to the server's group reaches the server, which ends it in order.
+    """
+    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=2, pass_fds=descriptors, start_new_session=True)
 
 
 class ExecChild:

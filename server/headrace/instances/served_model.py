@@ -13,8 +13,8 @@ from headrace.instances.supervisor import Supervisor
 from headrace.observability.statistics import ModelStatistics
 from headrace.repository.model_config import ModelConfig
 from headrace.scheduling.driver import SchedulerDriver
-from headrace.scheduling.ordering import OrderedRelease
 from headrace.scheduling.factory import make_scheduler
+from headrace.scheduling.ordering import OrderedRelease
 from headrace_protocol.errors import unavailable
 
 
@@ -48,6 +48,7 @@ class ServedModel:
         version: int,
         pool: InstancePool,
         labels: Mapping[str, Sequence[str]],
+        statistics: ModelStatistics,
         load_seconds: float,
         clock: Clock,
     ) -> None:
@@ -58,7 +59,7 @@ class ServedModel:
         """Class labels by output name."""
         self.load_seconds: Final = load_seconds
         self.signature: Final = ModelSignature(config, version)
-        self.statistics: Final = ModelStatistics()
+        self.statistics: Final = statistics
         self.pool: Final = pool
         batching = config.dynamic_batching
         self.driver: Final = SchedulerDriver(

@@ -24,6 +24,8 @@ _BOUNDS_US = (
 DURATION_BOUNDS_NS: Final = tuple(bound * _MICROSECOND for bound in _BOUNDS_US)
 """100 us to 5 minutes, the same for every model, so that histograms add up over models and replicas."""
 BATCH_SIZE_BOUNDS: Final = tuple(1 << power for power in range(11))
+FIRST_RESPONSE_FAMILY: Final = "nv_inference_first_response_histogram_ms"
+"""The histogram whose bounds a model's `model_metrics` may set."""
 FIRST_RESPONSE_BOUNDS_MS: Final = (100.0, 500.0, 2000.0, 5000.0)
 
 
