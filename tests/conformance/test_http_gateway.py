@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import tritonclient.http as triton
-from echo_planes import EchoDataPlane, NotingControlPlane
 from tritonclient.utils import InferenceServerException
 
+from echo_planes import EchoDataPlane, NotingControlPlane
 from headrace.gateway.http.app import HttpGateway, HttpSettings
 from headrace.types import OutputTensor
 from headrace_protocol import datatype as dt

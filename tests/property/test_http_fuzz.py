@@ -13,10 +13,10 @@ import aiohttp
 import numpy as np
 import pytest
 import pytest_asyncio
-from echo_planes import EchoDataPlane, NotingControlPlane
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from echo_planes import EchoDataPlane, NotingControlPlane
 from headrace.gateway.http.app import HttpGateway, HttpSettings
 from headrace.gateway.http.errors import HttpError
 from headrace.gateway.http.request_codec import decode_request

@@ -110,8 +110,11 @@ def test_an_element_that_does_not_fit_is_named_with_its_index(datatype, value, w
 @pytest.mark.parametrize("text", ["1e400", "-1e400", "1" * 5000])
 @pytest.mark.parametrize("datatype", ["FP64", "INT64"])
 def test_a_number_beyond_every_datatype_is_refused(text, datatype):
-    body = '{"inputs":[{"name":"X","shape":[1],"datatype":"%s","data":[%s]}]}' % (datatype, text)
-    assert "input 'X'" in refusal(body)
+    assert "input 'X'" in refusal(
+        '{"inputs":[{"name":"X","shape":[1],"datatype":"%s","data":[1e9]}]}'.replace("%s", datatype).replace(
+            "1e9", text
+        )
+    )
 
 
 @pytest.mark.parametrize("data", [[1, 2, 3, 4], [[1, 2], [3, 4]], [[[1], [2]], [[3], [4]]], [[1], 2, [3, [4]]]])
@@ -193,22 +196,20 @@ def test_a_string_that_holds_nan_stays_a_string_beside_a_bare_token():
 
 # --- fields of a wrong kind ---------------------------------------------------------------------------------------
 
-GOOD = '"name":"X","datatype":"BYTES"'
-
 
 @pytest.mark.parametrize(
     ("body", "words"),
     [
         ('{"inputs":[{"name":"X","shape":"-1","datatype":"STRING","data":[{"b64":"AA=="}]}]}', "inputs[0].shape"),
-        ('{"inputs":[{%s,"shape":{},"data":[]}]}' % GOOD, "inputs[0].shape"),
-        ('{"inputs":[{%s,"shape":[1.5],"data":[]}]}' % GOOD, "inputs[0].shape[0]"),
-        ('{"inputs":[{%s,"shape":[null],"data":[]}]}' % GOOD, "inputs[0].shape[0]"),
-        ('{"inputs":[{%s,"shape":[1],"data":{}}]}' % GOOD, "data: expected an array, got an object"),
-        ('{"inputs":[{%s,"shape":[1],"data":null}]}' % GOOD, "data: expected an array, got null"),
-        ('{"inputs":[{%s,"shape":[1],"data":"s"}]}' % GOOD, "data: expected an array, got 's'"),
-        ('{"inputs":[{%s,"shape":[2],"data":[["a"],{}]}]}' % GOOD, "data[1]"),
+        ('{"inputs":[{%s,"shape":{},"data":[]}]}', "inputs[0].shape"),
+        ('{"inputs":[{%s,"shape":[1.5],"data":[]}]}', "inputs[0].shape[0]"),
+        ('{"inputs":[{%s,"shape":[null],"data":[]}]}', "inputs[0].shape[0]"),
+        ('{"inputs":[{%s,"shape":[1],"data":{}}]}', "data: expected an array, got an object"),
+        ('{"inputs":[{%s,"shape":[1],"data":null}]}', "data: expected an array, got null"),
+        ('{"inputs":[{%s,"shape":[1],"data":"s"}]}', "data: expected an array, got 's'"),
+        ('{"inputs":[{%s,"shape":[2],"data":[["a"],{}]}]}', "data[1]"),
         ('{"inputs":[{"name":"X","datatype":"INT8","shape":[2],"data":[[1],{}]}]}', "data[1]"),
-        ('{"inputs":[{%s,"data":[]}]}' % GOOD, "'shape'"),
+        ('{"inputs":[{%s,"data":[]}]}', "'shape'"),
         ('{"inputs":[{"shape":[1],"datatype":"INT8","data":[1]}]}', "'name'"),
         ('{"inputs":[{"name":"X","shape":[1],"data":[1]}]}', "'datatype'"),
         ('{"inputs":[{"name":7,"shape":[1],"datatype":"INT8","data":[1]}]}', "inputs[0].name"),
@@ -223,13 +224,15 @@ GOOD = '"name":"X","datatype":"BYTES"'
         ("[]", "expected 'object', got 'array'"),
         ("null", "expected 'object', got 'null'"),
         ("", "not valid JSON"),
-        ('{"inputs":[{%s,"shape":[1],"da' % GOOD, "not valid JSON"),
+        ('{"inputs":[{%s,"shape":[1],"da', "not valid JSON"),
         ('{"inputs":[]}}', "not valid JSON"),
         (b'{"inputs":[],"id":"\xff"}', "UTF-8"),
         ('{"inputs":[],"id":"\\ud800"}', "not valid JSON"),
     ],
 )
 def test_a_field_of_a_wrong_kind_is_named(body, words):
+    if isinstance(body, str):
+        body = body.replace("%s", '"name":"X","datatype":"BYTES"')
     assert words in refusal(body)
 
 

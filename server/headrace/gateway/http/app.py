@@ -120,10 +120,9 @@ class HttpGateway:
         if not body:
             return response
         headers["Content-Type"] = answer.content_type
-        accept = http.headers.get("Accept-Encoding")
-        if accept is not None and len(body) >= self._settings.min_compress_size:
+        if "Accept-Encoding" in http.headers and len(body) >= self._settings.min_compress_size:
             headers["Vary"] = "Accept-Encoding"
-            coding = response_coding(accept)
+            coding = response_coding(",".join(http.headers.getall("Accept-Encoding")))
             if coding is not Coding.IDENTITY:
                 body = (
                     compress(body, coding)
