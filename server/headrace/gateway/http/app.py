@@ -106,9 +106,9 @@ class HttpGateway:
             return Answer(error_body(error.message), STATUS[error.code])
         except HttpError as error:
             return Answer(error_body(error.message), error.status, headers=error.headers, close=error.close)
-        except ConnectionError:
-            raise  # the client is gone: there is nobody to answer
-        except Exception:
+        except Exception as error:
+            if isinstance(error, ConnectionError) and http.transport is None:
+                raise  # the client is gone: there is nobody to answer
             _log.exception("an HTTP request failed: %r", http.rel_url.raw_path[:200])
             return Answer(error_body("internal error; the server's log has the details"), 500)
 
