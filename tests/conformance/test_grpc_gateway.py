@@ -1,10 +1,8 @@
 """The gRPC gateway as clients meet it, on both transports, over a data plane that echoes."""
 
 import asyncio
-import contextlib
 import logging
 import socket
-import time
 
 import grpc
 import grpc.aio
@@ -392,8 +390,6 @@ async def test_an_unknown_method_is_unimplemented(door):
 
 async def test_streamed_inference_is_unimplemented_before_the_client_ends_its_stream(door):
     stream = door.channel.stream_stream(INFERENCE + "ModelStreamInfer")()
-    with contextlib.suppress(grpc.aio.AioRpcError):  # the refusal may be faster than the message
-        await stream.write(infer_request().SerializeToString())
     assert await asyncio.wait_for(stream.code(), 5) is grpc.StatusCode.UNIMPLEMENTED
     assert "ModelStreamInfer" in await stream.details()
 
@@ -402,21 +398,17 @@ async def test_a_cancelled_call_cancels_the_inference_at_once(door):
     call = door.call("ModelInfer", infer_request("hang"))
     sent = asyncio.ensure_future(call)
     await asyncio.wait_for(door.data.entered.wait(), 5)
-    start = time.monotonic()
     call.cancel()
-    await asyncio.wait_for(door.data.cancelled.wait(), 5)
-    assert time.monotonic() - start < 0.1
+    await asyncio.wait_for(door.data.cancelled.wait(), 0.1)
     with pytest.raises(asyncio.CancelledError):
         await sent
     assert await door.call("ModelInfer", infer_request())
 
 
 async def test_a_passed_deadline_cancels_the_inference_at_once(door):
-    start = time.monotonic()
     status, _ = await door.status("ModelInfer", infer_request("hang"), timeout=0.2)
     assert status is grpc.StatusCode.DEADLINE_EXCEEDED
-    await asyncio.wait_for(door.data.cancelled.wait(), 5)
-    assert time.monotonic() - start < 0.3
+    await asyncio.wait_for(door.data.cancelled.wait(), 0.1)
 
 
 async def test_a_closed_connection_cancels_the_inference(door):

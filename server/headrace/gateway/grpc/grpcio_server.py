@@ -46,17 +46,17 @@ class GrpcioServer:
 
 
 class StreamServer:
-    """A grpc.aio server for the methods that stream requests, on a Unix socket: the native front passes them on."""
+    """A grpc.aio server for the methods that stream requests, on an abstract Unix socket: the native front passes them on."""
 
     def __init__(self, settings: GrpcSettings) -> None:
         self._settings = settings
         self._server: Any = None
 
-    async def start(self, path: str) -> None:
-        """Serve on the Unix socket `path`."""
+    async def start(self, name: str) -> None:
+        """Serve on the abstract Unix socket `name`."""
         self._server = grpc.aio.server(options=_options(self._settings))
         add_handlers(self._server, stream_handlers())
-        self._server.add_insecure_port(f"unix:{path}")
+        self._server.add_insecure_port(f"unix-abstract:{name}")
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:

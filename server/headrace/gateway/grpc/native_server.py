@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
-import tempfile
+import secrets
 import threading
 from typing import Any, Final
 
@@ -43,7 +42,6 @@ class NativeServer:
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread
         self._streams = StreamServer(settings)
-        self._directory: str = ""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._stopping = False
 
@@ -63,10 +61,10 @@ class NativeServer:
             reuse_port=settings.reuse_port,
         )
         self._front = front
-        self._directory = tempfile.mkdtemp(prefix="headrace-grpc-")
-        socket = f"{self._directory}/streams"
-        await self._streams.start(socket)
-        front.set_fallback(socket)
+        # An abstract socket has no file that a killed server would leave behind.
+        name = f"headrace-grpc-{secrets.token_hex(16)}"
+        await self._streams.start(name)
+        front.set_fallback(f"\0{name}")
         front.start()
         self._thread = threading.Thread(target=self._receive, name="grpc-receive", daemon=True)
         self._thread.start()
@@ -88,7 +86,6 @@ class NativeServer:
         await streams
         await self._loop.run_in_executor(None, self._front.close)
         await self._loop.run_in_executor(None, self._thread.join)
-        shutil.rmtree(self._directory, ignore_errors=True)
 
     def _receive(self) -> None:
         """Run in the thread: wait for events, hand each batch to the loop."""

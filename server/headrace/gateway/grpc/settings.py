@@ -19,6 +19,8 @@ class GrpcSettings:
     port: int = 8001
     """0 = any free port; `GrpcGateway.start` returns the real one."""
     transport: Transport = "auto"
+    """pygrpc-native costs a fraction of grpcio's CPU time, but decompresses a request of any size: where clients are not
+    trusted, set a `max_message_size` ("auto" then takes grpcio, which holds it) or choose grpcio."""
     reuse_port: bool = False
     """Share the port with another process that asks for the same; otherwise a taken port is an error."""
     max_message_size: int = INT32_MAX
