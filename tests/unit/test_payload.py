@@ -6,11 +6,11 @@ import os
 
 import numpy as np
 import pytest
-from configs import model, tensor
 
+from configs import model, tensor
 from headrace.instances.payload import Payload
 from headrace.instances.signature import ModelSignature
-from headrace.types import InferenceRequest, InferenceResponse, InputTensor, RequestedOutput
+from headrace.types import InferenceRequest, InputTensor, RequestedOutput
 from headrace_protocol.arena import Arena, ArenaFullError
 from headrace_protocol.datatype import BYTES, FP32, decode_bytes, encode_bytes
 from headrace_protocol.errors import ErrorCode, InferError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from configs import model, tensor
 
+from configs import model, tensor
 from headrace.instances.signature import ModelSignature
 from headrace.types import InferenceRequest, InputTensor, RequestedOutput
 from headrace_protocol.datatype import BY_NAME, encode_bytes
@@ -136,3 +136,25 @@ def test_an_answer_that_breaks_the_configuration_is_the_models_fault(answer: Ten
     with pytest.raises(InferError, match=words) as caught:
         ModelSignature(ADD_SUB, 1).output(answer).client_shape(answer, 2)
     assert caught.value.code is ErrorCode.INTERNAL
+
+
+SCALARS = [tensor("A", "INT32", 1, reshape=())], [tensor("S", "INT32", 1, reshape=())]
+
+
+@pytest.mark.parametrize("max_batch_size", [0, 4])
+@pytest.mark.parametrize("dims", [(), (1,)])
+def test_a_scalar_may_come_without_the_dimension_that_the_configuration_must_give_it(
+    max_batch_size: int, dims: tuple[int, ...]
+) -> None:
+    signature = ModelSignature(model(*SCALARS, max_batch_size), 1)
+    batch = (3,) if max_batch_size else ()
+    prepared = signature.prepare(request(given("A", (*batch, *dims))))
+    (sent,) = prepared.inputs
+    assert sent is not None
+    assert signature.inputs[0].backend_shape(sent.shape, prepared.rows) == batch
+
+
+@pytest.mark.parametrize("shape", [(2,), (1, 1)])
+def test_a_scalar_has_one_element_in_at_most_one_dimension(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InferError, match=r"shape .*expects \[1\]"):
+        ModelSignature(model(*SCALARS), 1).prepare(request(given("A", shape)))

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Sequence
 
 from headrace.repository.model_config import ModelConfig, TensorConfig
 from headrace.types import InferenceRequest, InputTensor, OutputTensor
+from headrace_protocol.arena import ALIGNMENT
 from headrace_protocol.datatype import BYTES, DataType, check_bytes, element_count
 from headrace_protocol.errors import ErrorCode, FailureReason, InferError, invalid
 from headrace_protocol.tensor import Tensor
@@ -37,7 +38,12 @@ class TensorPlan:
         return [-1, *self.dims] if self.batches else list(self.dims)
 
     def matches(self, shape: Sequence[int]) -> bool:
-        """Return whether `shape`, without batch dimension, is one the configuration allows."""
+        """Return whether `shape`, without batch dimension, is one the configuration allows.
+
+        A scalar, which dims cannot say (`dims: [ 1 ] reshape: { shape: [ ] }`), may also come without a dimension.
+        """
+        if not shape and self.reshape == ():
+            return True
         return len(shape) == len(self.dims) and all(
             want in (got, -1) for want, got in zip(self.dims, shape, strict=True)
         )
@@ -46,6 +52,8 @@ class TensorPlan:
         """Return the shape that the backend sees for a batch of `rows`, from a request's full shape."""
         if self.reshape is None:
             return (rows, *shape[1:]) if self.batches else shape
+        if not self.reshape:
+            return (rows,) if self.batches else ()
         rest = shape[1:] if self.batches else shape
         varying = iter([got for want, got in zip(self.dims, rest, strict=True) if want == -1])
         seen = [next(varying) if dim == -1 else dim for dim in self.reshape]
@@ -120,11 +128,9 @@ class ModelSignature:
         self._required = sum(not plan.optional for plan in self.inputs)
         self._one_shape = all(plan.fixed and not plan.optional for plan in self.inputs)
         self._optional_inputs = self._required < len(self.inputs)
-        self._fixed_row = (
-            sum((plan.row_bytes + 63) & -64 for plan in self.outputs)
-            if all(plan.fixed and plan.datatype is not BYTES for plan in self.outputs)
-            else 0
-        )
+        exact = all(plan.fixed and plan.datatype is not BYTES for plan in self.outputs)
+        self._row_bytes = [plan.row_bytes for plan in self.outputs] if exact else []
+        """Bytes a row of each output, where every one is fixed; else empty."""
         self._learned_row = 0
 
     # --- requests -----------------------------------------------------------------------------------------------
@@ -278,8 +284,11 @@ class ModelSignature:
 
     def output_space(self, rows: int, input_bytes: int) -> int:
         """Return how many bytes to set aside for the outputs of a batch: exact where dims are fixed, else learned."""
-        if self._fixed_row:
-            return self._fixed_row * rows
+        if self._row_bytes:
+            space = 0
+            for row_bytes in self._row_bytes:
+                space += (row_bytes * rows + ALIGNMENT - 1) & -ALIGNMENT
+            return space
         return max(self._learned_row * rows, input_bytes) + 4096
 
     def learn_output(self, rows: int, nbytes: int) -> None:

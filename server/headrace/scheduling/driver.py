@@ -101,8 +101,12 @@ class SchedulerDriver:
 
     def cancel(self, pending: Pending) -> None:
         """Nobody waits for this request any more: out of the queue, or the backend is told."""
-        item = pending.item
+        item, future = pending.item, pending.future
         assert item is not None
+        if future.done() and not future.cancelled():
+            if future.exception() is None:  # the answer came in the same turn of the loop, and nobody will read it
+                future.result().release()
+            return
         if pending.process is not None:
             pending.process.cancel(pending.batch, pending.index)
         elif self._scheduler.cancel(item):

@@ -1,0 +1,213 @@
+"""The driver completes each request exactly once, whatever its scheduler, its backend and its client do."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from configs import model, tensor
+
+from headrace.clock import SystemClock
+from headrace.instances.signature import ModelSignature
+from headrace.observability.statistics import ModelStatistics
+from headrace.repository.model_config import DynamicBatching, QueuePolicy
+from headrace.scheduling.driver import SchedulerDriver
+from headrace.scheduling.factory import make_scheduler
+from headrace.scheduling.ordering import OrderedRelease
+from headrace.types import InferenceRequest, InferenceResponse, InputTensor
+from headrace_protocol.arena import Arena
+from headrace_protocol.datatype import FP32
+from headrace_protocol.errors import ErrorCode, FailureReason, InferError
+from headrace_protocol.messages import BatchDone
+from headrace_protocol.tensor import Tensor
+
+
+class OneInstance:
+    """Stands where a backend process would: one instance that answers when it is told to."""
+
+    def __init__(self, arena_bytes: int = 1 << 16) -> None:
+        self.arena = Arena.create(arena_bytes)
+        self.free = [0]
+        self.running: list = []
+        self.cancels: list[tuple[int, int]] = []
+        self.number = 0
+
+    def free_process(self):
+        return self if self.free else None
+
+    def busy(self) -> int:
+        return len(self.running)
+
+    def execute(self, payload, on_done) -> int:
+        command = payload.gather(self.arena, self.number + 1, 0)
+        self.number += 1
+        self.free.pop()
+        self.running.append((payload, command, on_done))
+        return self.number
+
+    def cancel(self, batch: int, request: int) -> None:
+        self.cancels.append((batch, request))
+
+    def finish(self) -> None:
+        """Answer what runs with its own inputs."""
+        payload, command, on_done = self.running.pop()
+        source = command.inputs[0]
+        results = payload.scatter([Tensor("B", source.datatype, source.shape, source.ref)], [], [])
+        self.free.append(0)
+        on_done(payload, results, BatchDone(self.number, 1, 2, 3))
+        payload.release()
+
+
+def make(max_batch_size: int = 8, arena_bytes: int = 1 << 16, **batching):
+    config = model(
+        [tensor("A", "FP32", 1)],
+        [tensor("B", "FP32", 1)],
+        max_batch_size,
+        dynamic_batching=DynamicBatching(preferred_batch_sizes=(max_batch_size,), **batching),
+    )
+    instance = OneInstance(arena_bytes)
+    signature = ModelSignature(config, 1)
+    ordering = OrderedRelease() if batching.get("preserve_ordering") else None
+    statistics = ModelStatistics()
+    driver = SchedulerDriver(make_scheduler(config), instance, signature, statistics, SystemClock(), ordering)
+
+    def submit(value: float, rows: int = 1):
+        request = InferenceRequest("m", -1, SystemClock.now_ns())
+        data = np.full((rows, 1), value, np.float32).tobytes()
+        request.inputs = [InputTensor("A", FP32, (rows, 1), data)]
+        return driver.submit(signature.prepare(request))
+
+    return driver, instance, statistics, submit
+
+
+def value(response: InferenceResponse) -> float:
+    result = float(np.frombuffer(response.outputs[0].data, np.float32)[0])
+    response.release()
+    return result
+
+
+async def turn() -> None:
+    """Let what is due in the loop happen."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+async def test_requests_of_one_turn_share_a_batch() -> None:
+    _, instance, statistics, submit = make()
+    pendings = [submit(i) for i in range(5)]
+    await turn()
+    assert statistics.pending == 0
+    instance.finish()
+    assert [value(await p.future) for p in pendings] == [0, 1, 2, 3, 4]
+    assert (statistics.execution_count, statistics.inference_count) == (1, 5)
+    assert not instance.arena.ranges.allocated_bytes
+
+
+async def test_a_waiting_request_that_is_cancelled_never_runs() -> None:
+    driver, instance, statistics, submit = make(max_batch_size=1)
+    first, second, third = submit(1), submit(2), submit(3)
+    await turn()
+    second.future.cancel()
+    driver.cancel(second)
+    assert (statistics.pending, statistics.failures[FailureReason.CANCELED]) == (1, 1)
+    instance.finish()
+    await turn()
+    instance.finish()
+    assert [value(await first.future), value(await third.future)] == [1, 3]
+    assert not instance.cancels
+
+
+async def test_a_running_request_that_is_cancelled_is_told_to_the_backend_and_its_answer_dropped() -> None:
+    driver, instance, statistics, submit = make()
+    kept, gone = submit(1), submit(2)
+    await turn()
+    gone.future.cancel()
+    driver.cancel(gone)
+    assert instance.cancels == [(1, 1)]
+    instance.finish()
+    assert value(await kept.future) == 1
+    assert statistics.failures[FailureReason.CANCELED] == 1
+    assert not instance.arena.ranges.allocated_bytes
+
+
+async def test_an_answer_that_comes_in_the_turn_of_the_cancel_is_released() -> None:
+    driver, instance, _, submit = make()
+    pending = submit(1)
+    await turn()
+    instance.finish()
+    driver.cancel(pending)
+    assert not instance.arena.ranges.allocated_bytes
+
+
+async def test_a_full_queue_refuses_and_counts() -> None:
+    _, _, statistics, submit = make(max_batch_size=1, default_queue_policy=QueuePolicy(max_queue_size=1))
+    submit(1)
+    await turn()
+    submit(2)
+    with pytest.raises(InferError) as refused:
+        submit(3)
+    assert refused.value.code is ErrorCode.UNAVAILABLE
+    assert statistics.failures[FailureReason.REJECTED] == 1
+
+
+async def test_a_timeout_fires_while_the_instance_is_busy() -> None:
+    _, instance, statistics, submit = make(
+        max_batch_size=1, default_queue_policy=QueuePolicy(default_timeout_us=20_000)
+    )
+    running, late = submit(1), submit(2)
+    await turn()
+    with pytest.raises(InferError, match="timeout"):
+        await late.future
+    assert statistics.failures[FailureReason.REJECTED] == 1
+    instance.finish()
+    assert value(await running.future) == 1
+
+
+async def test_answers_keep_the_order_of_arrival_also_past_a_cancelled_one() -> None:
+    driver, instance, _, submit = make(max_batch_size=1, preserve_ordering=True)
+    first, second = submit(1), submit(2)
+    await turn()
+    second.future.cancel()
+    driver.cancel(second)
+    assert not first.future.done()
+    instance.finish()
+    assert value(await first.future) == 1
+
+
+async def test_what_waits_is_refused_when_the_model_goes() -> None:
+    driver, instance, statistics, submit = make(max_batch_size=1)
+    running, waiting = submit(1), submit(2)
+    await turn()
+    driver.fail_waiting(InferError(ErrorCode.UNAVAILABLE, "gone"))
+    with pytest.raises(InferError, match="gone"):
+        await waiting.future
+    assert statistics.pending == 0
+    instance.finish()
+    assert value(await running.future) == 1
+
+
+async def test_tensors_that_never_fit_are_refused_and_the_next_request_runs() -> None:
+    _, instance, _, submit = make(max_batch_size=8192, arena_bytes=16384)
+    big = submit(1, rows=8192)
+    await turn()
+    with pytest.raises(InferError, match="arena") as refused:
+        await big.future
+    assert refused.value.code is ErrorCode.UNAVAILABLE
+    small = submit(2)
+    await turn()
+    instance.finish()
+    assert value(await small.future) == 2
+
+
+async def test_tensors_that_fit_later_wait_for_room() -> None:
+    _, instance, _, submit = make(max_batch_size=2048, arena_bytes=16384)
+    instance.free = [0, 1]
+    first, second = submit(1, rows=1500), submit(2, rows=1500)
+    await turn()
+    assert len(instance.running) == 1
+    instance.finish()
+    value(await first.future)
+    await turn()
+    instance.finish()
+    assert value(await second.future) == 2
