@@ -191,6 +191,7 @@ def _grpc(values: Mapping[str, Any]) -> GrpcSettings:
         port=values["grpc-port"],
         reuse_port=values["reuse-grpc-port"],
         transport=values["grpc-transport"],
+        max_message_size=values["grpc-max-message-size"],
         compression=values["grpc-infer-response-compression-level"],
         keepalive_time_ms=values["grpc-keepalive-time"],
         keepalive_timeout_ms=values["grpc-keepalive-timeout"],

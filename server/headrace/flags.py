@@ -222,6 +222,12 @@ SERVED = (
     _served("grpc-address", name, "0.0.0.0", "address of the gRPC service", "ADDRESS"),
     _served("grpc-port", _PORT, "8001", "port of the gRPC service; 0 = any free one", "PORT"),
     _served("reuse-grpc-port", boolean, "false", "share the gRPC port with other processes", "BOOL"),
+    _served(
+        "grpc-max-message-size",
+        integer(1024, 2**31 - 1),
+        str(2**31 - 1),
+        "bytes of one message, inflated; a smaller limit is kept by the grpcio transport alone",
+    ),
     _served("grpc-transport", choice("auto", "grpcio", "pygrpc-native"), "auto", "implementation of gRPC", "NAME"),
     _served(
         "grpc-infer-response-compression-level",

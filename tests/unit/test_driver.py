@@ -6,8 +6,8 @@ import asyncio
 
 import numpy as np
 import pytest
-from configs import model, tensor
 
+from configs import model, tensor
 from headrace.clock import SystemClock
 from headrace.instances.signature import ModelSignature
 from headrace.observability.statistics import ModelStatistics
@@ -32,6 +32,7 @@ class OneInstance:
         self.running: list = []
         self.cancels: list[tuple[int, int]] = []
         self.number = 0
+        self.on_slot_free = lambda: None
 
     def free_process(self):
         return self if self.free else None
@@ -57,6 +58,7 @@ class OneInstance:
         self.free.append(0)
         on_done(payload, results, BatchDone(self.number, 1, 2, 3))
         payload.release()
+        self.on_slot_free()
 
 
 def make(max_batch_size: int = 8, arena_bytes: int = 1 << 16, **batching):
@@ -71,6 +73,7 @@ def make(max_batch_size: int = 8, arena_bytes: int = 1 << 16, **batching):
     ordering = OrderedRelease() if batching.get("preserve_ordering") else None
     statistics = ModelStatistics()
     driver = SchedulerDriver(make_scheduler(config), instance, signature, statistics, SystemClock(), ordering)
+    instance.on_slot_free = driver.kick
 
     def submit(value: float, rows: int = 1):
         request = InferenceRequest("m", -1, SystemClock.now_ns())
