@@ -26,7 +26,8 @@ protos: .venv-protos/installed
 	$(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet --editable '.[onnxruntime,native]' && touch $@
 
 .venv/dev-installed: pyproject.toml
-	$(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet --editable '.[dev]' && touch $@
+	$(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps silero-vad && touch $@  # a real model for tests; it would bring torch
 
 # protoc 25 is deliberate (docs/adr/0002-private-descriptor-pool.md); its Python package needs pkg_resources.
 .venv-protos/installed: Makefile

@@ -60,6 +60,8 @@ class OnnxRuntimeBackend:
         if self._signature.has_bf16 and self._signature.string_inputs:
             raise unsupported(f"model '{model.name}' has both BF16 tensors and string inputs")
         self._shapes_hold = True
+        for output in self._signature.left_out:
+            _LOG.warning("an output is left out: %s", output)
         return ModelDescription(
             tuple(tensor.spec() for tensor in self._signature.inputs.values()),
             tuple(tensor.spec() for tensor in self._signature.outputs.values()),

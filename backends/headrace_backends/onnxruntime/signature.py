@@ -66,7 +66,7 @@ class OnnxTensor:
     def __init__(self, arg: NodeArg, *, optional: bool = False) -> None:
         found = _BY_ORT_NAME.get(arg.type)
         if found is None:
-            raise unsupported(f"tensor '{arg.name}' of the model has the ONNX type {arg.type}, which has no datatype")
+            raise unsupported(f"{_described(arg)}, which has no datatype")
         self.name: Final = arg.name
         self.datatype: Final[DataType] = found
         self.onnx_type: Final = ONNX_ELEMENT_TYPES[found]
@@ -96,9 +96,16 @@ class OnnxSignature:
         self.inputs.update(
             (arg.name, OnnxTensor(arg, optional=True)) for arg in overridable if arg.name in configured_inputs
         )
-        self.outputs: Final = {
-            arg.name: OnnxTensor(arg) for arg in outputs if not configured_outputs or arg.name in configured_outputs
-        }
+        if configured_outputs:
+            served = [arg for arg in outputs if arg.name in configured_outputs]
+        else:
+            # A classifier from scikit-learn has a sequence of maps beside its tensors, which should not cost it those.
+            served = [arg for arg in outputs if arg.type in _BY_ORT_NAME] or list(outputs)
+        self.outputs: Final = {arg.name: OnnxTensor(arg) for arg in served}
+        self.left_out: Final = tuple(
+            _described(arg) for arg in outputs if not configured_outputs and arg.name not in self.outputs
+        )
+        """What is to be said of outputs that no protocol can carry and that the user did not name."""
         for name, tensor in self.outputs.items():
             if not tensor.symbols:
                 tensor.shape = _configured_shape(configured_outputs.get(name), config)
@@ -152,6 +159,10 @@ class OnnxSignature:
             else:
                 return None
         return sources
+
+
+def _described(arg: NodeArg) -> str:
+    return f"tensor '{arg.name}' of the model has the ONNX type {arg.type}"
 
 
 def _configured_shape(tensor: Mapping[str, Any] | None, config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -341,11 +341,11 @@ class ModelRegistry(Generic[M]):
                 )
             if not choice.versions:
                 raise invalid(
-                    "no version to serve: the version policy chooses none of "
+                    "no version to serve: "
                     + (
-                        f"the versions {shown_versions(found.versions)}"
+                        f"the version policy chooses none of the versions {shown_versions(found.versions)}"
                         if found.versions
-                        else "an empty set of version folders"
+                        else "the model's folder holds no version, which is a folder named by a number"
                     )
                 )
             return tracked.desire(source, identities(found, config, choice.versions))

@@ -215,9 +215,9 @@ def _take_output(output: _Output, binary: dict[str, bool]) -> RequestedOutput:
                     raise invalid(f"output '{name}': 'binary_data': expected true or false, got {describe(value)}")
                 requested.binary = value
             elif key == "classification":
-                if type(value) is not int or not 0 <= value <= _MAX_SIZE:
+                if type(value) is not int or not 1 <= value <= _MAX_SIZE:
                     raise invalid(
-                        f"output '{name}': 'classification': expected a number of classes, got {describe(value)}"
+                        f"output '{name}': 'classification': expected a number of classes above 0, got {describe(value)}"
                     )
                 requested.classification = value
             elif key.startswith("shared_memory_"):
