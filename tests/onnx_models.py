@@ -163,3 +163,26 @@ def with_default(path: Path) -> Path:
         [tensor("OUTPUT0", ("batch", 4))],
         [numpy_helper.from_array(np.ones(4, np.float32), "BIAS")],
     )
+
+
+def reshaped(path: Path) -> Path:
+    """OUTPUT0 = FP32 INPUT0 [batch, n] in the INT64 shape SHAPE [r]: not even the rank is known beforehand."""
+    return save(
+        path,
+        [helper.make_node("Reshape", ["INPUT0", "SHAPE"], ["OUTPUT0"])],
+        [tensor("INPUT0", ("batch", "n")), tensor("SHAPE", ("r",), TensorProto.INT64)],
+        [tensor("OUTPUT0", None)],
+    )
+
+
+def sequence(path: Path) -> Path:
+    """OUTPUT0 = a sequence that holds FP32 INPUT0 [n], which is no tensor; OUTPUT1 = INPUT0."""
+    return save(
+        path,
+        [
+            helper.make_node("SequenceConstruct", ["INPUT0"], ["OUTPUT0"]),
+            helper.make_node("Identity", ["INPUT0"], ["OUTPUT1"]),
+        ],
+        [tensor("INPUT0", ("n",))],
+        [helper.make_tensor_sequence_value_info("OUTPUT0", TensorProto.FLOAT, None), tensor("OUTPUT1", ("n",))],
+    )
