@@ -93,6 +93,9 @@ class RunningServer:
                 return answer.status
         except urllib.error.HTTPError as error:
             return error.code
+        except urllib.error.URLError:
+            self.process.wait(10)  # a closed door is the end of the process; whoever polls says so with the log
+            return 0
 
     def wait_status(self, path: str, wanted: int, timeout: float = 60.0) -> float:
         """Poll `path` until it answers `wanted`; return the seconds it took."""

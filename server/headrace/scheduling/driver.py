@@ -89,7 +89,7 @@ class SchedulerDriver:
         item = QueuedRequest(pending, prepared.rows, prepared.shape_key, request.priority, request.timeout_us)
         pending.item = item
         try:
-            self._scheduler.enqueue(item, now)
+            self._enqueue(item, now)
         except InferError as error:
             self._statistics.record_failure(error.reason, now - request.received_ns)
             raise
@@ -129,6 +129,16 @@ class SchedulerDriver:
         for item in [*stalled, *self._scheduler.drain()]:
             self._statistics.pending -= 1
             self._finish(item.owner, error)
+
+    def _enqueue(self, item: QueuedRequest, now: int) -> None:
+        try:
+            self._scheduler.enqueue(item, now)
+        except InferError:
+            if not self._dispatch_due:
+                raise
+            # Those that came in this turn of the loop are in the queue though an instance is free for them.
+            self._dispatch()
+            self._scheduler.enqueue(item, self._now_ns())
 
     # --- the loop's side ------------------------------------------------------------------------------------------
 
