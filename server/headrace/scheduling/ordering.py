@@ -21,7 +21,7 @@ class OrderedRelease:
         """The same requests: is it complete?"""
 
     def __len__(self) -> int:
-        """Requests admitted and not released."""
+        """Return how many requests are admitted and not released."""
         return len(self._order)
 
     def admit(self, item: QueuedRequest) -> None:
