@@ -206,6 +206,29 @@ async def test_the_highest_version_whose_backend_lives_is_the_latest(registry, r
     registry.release(second)
 
 
+async def test_a_model_whose_backend_starts_again_takes_requests_but_is_not_called_ready(registry, repository):
+    put(repository, "m", [1, 2], ALL)
+    await registry.start()
+    newest = registry.get("m", 2)
+    newest.ready, newest.not_ready_reason = False, "its backend is being started again"
+    assert registry.acquire("m") is newest
+    registry.release(newest)
+    assert not registry.model_ready("m", 2)
+    assert registry.model_ready("m", 1)
+    assert not registry.ready(strict=True)
+    assert registry.index()[1] == IndexEntry("m", "2", "UNAVAILABLE", "its backend is being started again")
+    assert [entry.version for entry in registry.index(ready_only=True)] == ["1"]
+
+
+async def test_model_readiness_tells_unknown_from_not_ready(registry, repository):
+    put(repository, "m")
+    await registry.start([])
+    assert registry.model_ready("m") is False
+    with pytest.raises(InferError) as raised:
+        registry.model_ready("nobody")
+    assert raised.value.code is ErrorCode.NOT_FOUND
+
+
 async def test_a_model_that_failed_is_unavailable_with_the_reason(registry, repository, loader):
     put(repository, "m")
     loader.broken["m", 1] = "the model file is no ONNX"
