@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
+from typing import Final, cast
 
 from aiohttp import web
 
 from headrace.clock import Clock, SystemClock
-from headrace.gateway.http.answer import SERVER, Answer
+from headrace.gateway.http.answer import Answer
 from headrace.gateway.http.compression import Coding, compress, response_coding
 from headrace.gateway.http.connection import WebServer
 from headrace.gateway.http.endpoints import Endpoints
 from headrace.gateway.http.errors import STATUS, HttpError, error_body
 from headrace.gateway.http.routes import resolve
 from headrace.gateway.http.settings import HttpSettings
+from headrace.gateway.http.wire import WireResponse
 from headrace.planes import ControlPlane, DataPlane
 from headrace_protocol.errors import InferError
 
@@ -87,9 +88,7 @@ class HttpGateway:
             self._open -= 1
             if self._stopping and not self._open:
                 self._all_done.set()
-        if answer.close or self._stopping:
-            response.force_close()
-        return response
+        return cast("web.StreamResponse", response)  # all that aiohttp asks of one: see wire.py
 
     async def _answer(self, http: web.BaseRequest) -> Answer:
         """Return what the endpoint answers; whatever it raises, cancelling aside, becomes an answer too."""
@@ -112,23 +111,19 @@ class HttpGateway:
             _log.exception("an HTTP request failed: %r", http.rel_url.raw_path[:200])
             return Answer(error_body("internal error; the server's log has the details"), 500)
 
-    async def _respond(self, http: web.BaseRequest, answer: Answer) -> web.Response:
+    async def _respond(self, http: web.BaseRequest, answer: Answer) -> WireResponse:
         body = answer.body
-        response = web.Response(status=answer.status, headers=answer.headers)
-        headers = response.headers
-        headers["Server"] = SERVER
-        if not body:
-            return response
-        headers["Content-Type"] = answer.content_type
-        if "Accept-Encoding" in http.headers and len(body) >= self._settings.min_compress_size:
-            headers["Vary"] = "Accept-Encoding"
-            coding = response_coding(",".join(http.headers.getall("Accept-Encoding")))
-            if coding is not Coding.IDENTITY:
-                body = (
-                    compress(body, coding)
-                    if len(body) <= _COMPRESS_INLINE
-                    else await asyncio.to_thread(compress, body, coding)
-                )
-                headers["Content-Encoding"] = coding.value
-        response.body = body
-        return response
+        headers = dict(answer.headers) if answer.headers else {}
+        if body:
+            headers["Content-Type"] = answer.content_type
+            if len(body) >= self._settings.min_compress_size and "Accept-Encoding" in http.headers:
+                headers["Vary"] = "Accept-Encoding"
+                coding = response_coding(",".join(http.headers.getall("Accept-Encoding")))
+                if coding is not Coding.IDENTITY:
+                    body = (
+                        compress(body, coding)
+                        if len(body) <= _COMPRESS_INLINE
+                        else await asyncio.to_thread(compress, body, coding)
+                    )
+                    headers["Content-Encoding"] = coding.value
+        return WireResponse(http, answer.status, body, headers, close=answer.close or self._stopping)
