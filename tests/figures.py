@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from harness import RunningServer
@@ -54,6 +56,13 @@ def index(server: RunningServer, model: str) -> dict[str, tuple[str, str]]:
         for entry in entries
         if entry["name"] == model
     }
+
+
+def backend_of(server: RunningServer, model: str) -> psutil.Process:
+    """Return the process that serves a model with one version and instance, as the log tells it."""
+    said = re.compile(rf"(?:loaded model {model} version 1 in .*|model {model}:1 serves again), process (\d+)")
+    pids = [int(match[1]) for line in server.lines if (match := said.search(line))]
+    return psutil.Process(pids[-1])
 
 
 def wait_until(what: str, true: Callable[[], object], timeout: float = 10.0) -> float:

@@ -115,6 +115,9 @@ class RegistryDataPlane:
             except asyncio.CancelledError:
                 model.driver.cancel(pending)
                 raise
+            finally:
+                # Its future keeps the error that it raises here, whose traceback keeps this frame and the request.
+                del pending
             if request.outputs is not None:
                 return _classified(model, request, response)
             return response

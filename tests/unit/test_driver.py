@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import numpy as np
 import pytest
@@ -214,3 +215,21 @@ async def test_tensors_that_fit_later_wait_for_room() -> None:
     await turn()
     instance.finish()
     assert value(await second.future) == 2
+
+
+async def test_an_answered_request_leaves_nothing_to_the_garbage_collector() -> None:
+    """Its body, and the arena that its answer lay in, are given back at once."""
+    _, instance, _, submit = make()
+    gc.collect()
+    gc.disable()
+    try:
+        pending = submit(1.0)
+        await asyncio.sleep(0)
+        instance.finish()
+        assert value(await pending.future) == 1.0
+        del pending
+        await asyncio.sleep(0)
+        instance.arena.close()
+        assert instance.arena._map.closed
+    finally:
+        gc.enable()

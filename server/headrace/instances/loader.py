@@ -123,7 +123,8 @@ class InstanceLoader:
         except BaseException:
             await asyncio.gather(*(supervisor.stop() for supervisor in pool.supervisors))
             raise
-        _log.info("loaded model %s version %d in %.2f s", source.name, version, served.load_seconds)
+        pids = ", ".join(map(str, served.pids()))
+        _log.info("loaded model %s version %d in %.2f s, process %s", source.name, version, served.load_seconds, pids)
         return served, notes
 
     async def unload(self, model: ServedModel) -> None:

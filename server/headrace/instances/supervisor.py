@@ -125,7 +125,7 @@ class Supervisor:
                     self.reason = error.message
                     _log.warning("model %s does not come back: %s", self.label, error.message)
                     await asyncio.sleep(delay_ns / 1e9)
-            _log.info("model %s serves again", self.label)
+            _log.info("model %s serves again, process %d", self.label, self.process.pid)
             self._on_capacity()
 
     def _give_up(self, reason: str) -> None:

@@ -44,6 +44,7 @@ class Pending:
         self.prepared = prepared
         self.future = future
         self.item: QueuedRequest | None = None
+        """None once it is completed: the two hold each other, and a request's memory must not wait for the collector."""
         self.process: ModelProcess | None = None
         self.batch = 0
         self.index = 0
@@ -102,10 +103,11 @@ class SchedulerDriver:
     def cancel(self, pending: Pending) -> None:
         """Nobody waits for this request any more: out of the queue, or the backend is told."""
         item, future = pending.item, pending.future
-        assert item is not None
         if future.done() and not future.cancelled():
             if future.exception() is None:  # the answer came in the same turn of the loop, and nobody will read it
                 future.result().release()
+            return
+        if item is None:
             return
         if pending.process is not None:
             pending.process.cancel(pending.batch, pending.index)
@@ -258,6 +260,7 @@ class SchedulerDriver:
             self._complete(released, released.result)
 
     def _complete(self, pending: Pending, outcome: InferenceResponse | InferError) -> None:
+        pending.item = None
         if isinstance(outcome, InferenceResponse):
             if pending.future.done():
                 self._statistics.record_failure(FailureReason.CANCELED, self._age(pending))
