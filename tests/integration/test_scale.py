@@ -5,6 +5,8 @@ Limits are for two cores with other work on them; the figures themselves are pri
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -83,6 +85,13 @@ def test_a_small_model_takes_little_memory(hundred: tuple[RunningServer, float, 
         f"server RSS {psutil.Process(server.process.pid).memory_info().rss / 1e6:.0f} MB"
     )
     assert beyond[-1] < PSS_OF_A_MODEL
+
+
+def test_the_server_imports_no_heavy_package_that_it_may_not_need() -> None:
+    code = "import sys, headrace.app, headrace.cli; print(*{name.partition('.')[0] for name in sys.modules})"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "headrace" in found
+    assert not {"opentelemetry", "onnxruntime", "torch", "headrace_backends", "psutil", "unittest"} & set(found)
 
 
 def test_the_sample_repository_is_ready_soon_in_little_memory() -> None:
