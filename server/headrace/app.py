@@ -147,10 +147,11 @@ class Server:
                 await self._load()
                 if not self._stop.is_set():
                     await self._serve()
-                return await self._drain()
             finally:
-                await self._registry.close(self._config.exit_timeout_secs)
+                drained = await self._drain()
+                await self._registry.close(0)
                 self._loader.close()
+            return 0 if drained else 1
 
     def _check_repositories(self) -> None:
         for path in self._config.model_repositories:
@@ -208,13 +209,14 @@ class Server:
         else:
             await self._stop.wait()
 
-    async def _drain(self) -> int:
+    async def _drain(self) -> bool:
+        """Finish what runs; return whether all of it ended within the exit timeout."""
         timeout = self._config.exit_timeout_secs
         _log.info("stopping: no new requests, up to %d s for those that run", timeout)
-        if await self._data.drain(timeout):
-            return 0
-        _log.error("the exit timeout of %d s is over, requests are cut off", timeout)
-        return 1
+        drained = await self._data.drain(timeout)
+        if not drained:
+            _log.error("the exit timeout of %d s is over, requests are cut off", timeout)
+        return drained
 
     def _listen_for_signals(self) -> None:
         loop = asyncio.get_running_loop()

@@ -1,10 +1,12 @@
 """ModelRegistry over real folders and a loader whose loads end when the test says so."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 
+from headrace.repository import layout
 from headrace.repository.config_text import parse_json
 from headrace.repository.layout import scan
 from headrace.repository.overrides import OverrideRequest, UploadStore
@@ -25,6 +27,10 @@ class Model:
         self.ready = True
         self.accepting = True
         self.not_ready_reason = ""
+        self.aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
 
     def die(self, reason: str) -> None:
         """Give up: no backend will be started again."""
@@ -381,6 +387,15 @@ async def test_only_changed_versions_are_loaded_anew_and_deselected_ones_end(reg
     assert refused(registry, "m", 1).code is ErrorCode.NOT_FOUND
 
 
+async def test_a_changed_file_beside_the_versions_loads_them_all_anew(registry, repository, loader):
+    directory = put(repository, "m", [1, 2], ALL)
+    await registry.start([])
+    await registry.load("m")
+    (directory / "labels.txt").write_text("cat")
+    await registry.load("m")
+    assert loader.loaded == [("m", 1), ("m", 2)] * 2
+
+
 async def test_a_model_with_a_dead_backend_is_loaded_anew_though_nothing_changed(registry, repository):
     put(repository, "m")
     await registry.start([])
@@ -466,6 +481,29 @@ async def test_unload_during_a_load_stops_it(registry, repository, loader):
     assert (await ended(load)).code is ErrorCode.UNAVAILABLE
     assert held.result.cancelled()
     assert registry.served() == []
+
+
+async def test_an_unload_asked_for_after_a_load_comes_after_it_though_the_disk_is_slow(
+    registry, repository, monkeypatch
+):
+    put(repository, "m")
+    await registry.start([])
+    disk = threading.Event()
+    real = layout.scan_model
+
+    def slow(*arguments):
+        assert disk.wait(5)
+        return real(*arguments)
+
+    monkeypatch.setattr(layout, "scan_model", slow)
+    load = asyncio.create_task(registry.load("m"))
+    await until(lambda: "m" in registry._models)
+    unload = asyncio.create_task(registry.unload("m"))
+    await until(lambda: registry._models["m"].pending == 2)
+    disk.set()
+    await unload
+    assert (await ended(load)).code is ErrorCode.UNAVAILABLE
+    assert registry.index() == [IndexEntry("m", "1", "UNAVAILABLE", "unloaded")]
 
 
 async def test_unloading_what_is_not_loaded_is_no_error(registry):

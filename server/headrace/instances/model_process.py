@@ -61,12 +61,17 @@ class ModelProcess:
         on_ended: Callable[[str], None],
         on_log: Callable[[str, str], None],
     ) -> None:
+        try:
+            self._arena = Arena.create(arena_bytes)
+        except OSError:
+            child.kill()
+            child.socket.close()
+            raise
         self.pid = child.pid
         self.free: list[int] = []
         """Instances that run nothing now."""
         self.last_pong: int = 0
         self._child = child
-        self._arena = Arena.create(arena_bytes)
         self._running: dict[int, _Running] = {}
         self._next_batch = 1
         self._on_slot_free = on_slot_free
@@ -130,6 +135,12 @@ class ModelProcess:
     def kill(self) -> None:
         """End the process at once."""
         self._child.kill()
+
+    def abort(self, reason: str) -> None:
+        """End the process at once and fail what runs in it; the owner is not told, and `stop` follows."""
+        self._stopping = True
+        self._child.kill()
+        self._end(reason)
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Let the backend finalize, then make sure it is gone. Returns once it was reaped."""
@@ -218,12 +229,9 @@ class ModelProcess:
             self._ready.set_result(_died(reason))
         running, self._running = self._running, {}
         self._arena.close()
+        what = "the request was cut off" if self._stopping else "the backend process failed while it ran this request"
         for entry in running.values():
-            error = InferError(
-                ErrorCode.UNAVAILABLE,
-                f"the backend process failed while it ran this request: {reason}",
-                FailureReason.BACKEND,
-            )
+            error = InferError(ErrorCode.UNAVAILABLE, f"{what}: {reason}", FailureReason.BACKEND)
             for result in entry.results or ():
                 if isinstance(result, InferenceResponse):
                     result.release()

@@ -100,6 +100,12 @@ class ServedModel:
         if not self.accepting:
             self.driver.fail_waiting(unavailable(f"model '{self.name}' is not available: {reason}"))
 
+    def abort(self) -> None:
+        """Fail what runs and what waits, at once: the server stops. `stop` follows."""
+        self.driver.fail_waiting(unavailable("the server is stopping"))
+        for supervisor in self.pool.supervisors:
+            supervisor.abort()
+
     async def stop(self) -> None:
         """End the processes. The registry calls it when the last lease is gone; what still waits is refused."""
         self.driver.fail_waiting(unavailable(f"model '{self.name}' version {self.version} is being unloaded"))

@@ -85,21 +85,28 @@ class Supervisor:
         if process is not None:
             await process.stop()
 
+    def abort(self) -> None:
+        """Kill the process and fail the requests in it. `stop` follows."""
+        if self.process is not None:
+            self.process.abort("the server is stopping")
+
     async def _start_process(self) -> Ready:
-        try:
-            child = await self._launcher.launch()
-        except OSError as error:
-            raise unavailable(f"a backend process cannot be started: {error}") from error
         death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         def ended(reason: str) -> None:
-            self.process = None
-            self.reason = reason
-            if not death.done():
-                death.set_result(reason)
+            death.set_result(reason)
+            if self.process is process:
+                self.process = None
+                self.reason = reason
 
-        process = ModelProcess(child, self._settings.arena_bytes, self._on_capacity, ended, self._backend_log)
+        try:
+            child = await self._launcher.launch()
+            process = ModelProcess(child, self._settings.arena_bytes, self._on_capacity, ended, self._backend_log)
+        except OSError as error:
+            raise unavailable(f"a backend process cannot be started: {error}") from error
         ready = await process.initialize(self._initialize, self._settings.load_timeout_s)
+        if death.done():
+            raise unavailable(f"the backend process ended as soon as the model was loaded: {death.result()}")
         self.process = process
         self._death = death
         self.reason = ""

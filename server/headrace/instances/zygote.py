@@ -52,6 +52,7 @@ class ZygoteChild:
     def orphaned(self) -> None:
         """Watch the process itself: the zygote is gone and will not tell of its end."""
         if self._pidfd < 0:
+            self.exited("ended")
             return
         loop = asyncio.get_running_loop()
         descriptor = self._pidfd
@@ -90,9 +91,9 @@ class Zygote:
         self._decoder = msgspec.msgpack.Decoder(FromZygote)
         self._encoder = msgspec.msgpack.Encoder()
         self._serial = 0
-        self._forks: dict[int, asyncio.Future[Forked]] = {}
+        self._forks: dict[int, tuple[asyncio.Future[ZygoteChild], socket.socket]] = {}
+        """Forks asked for, by serial: who waits for the child, and the server's end of its channel."""
         self._children: dict[int, ZygoteChild] = {}
-        self._early: dict[int, str] = {}
         loop = asyncio.get_running_loop()
         self.hello: asyncio.Future[Hello] = loop.create_future()
         loop.add_reader(ours.fileno(), self._readable)
@@ -100,24 +101,34 @@ class Zygote:
     async def fork(self) -> Child:
         """Return a new child. Raises OSError where the zygote cannot."""
         ours, theirs = channel_pair()
-        self._serial += 1
-        answer: asyncio.Future[Forked] = asyncio.get_running_loop().create_future()
-        self._forks[self._serial] = answer
+        answer: asyncio.Future[ZygoteChild] = asyncio.get_running_loop().create_future()
         with theirs:
-            socket.send_fds(self._socket, [self._encoder.encode(Fork(self._serial))], [theirs.fileno()])
-        forked = await answer
-        if not forked.pid:
+            try:
+                socket.send_fds(self._socket, [self._encoder.encode(Fork(self._serial + 1))], [theirs.fileno()])
+            except OSError:
+                ours.close()
+                raise
+        self._serial += 1
+        self._forks[self._serial] = answer, ours
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled():
+                answer.result().socket.close()
+            raise
+
+    def _forked(self, message: Forked) -> None:
+        answer, ours = self._forks.pop(message.serial)
+        if not message.pid:
             ours.close()
-            raise OSError(forked.error)
-        child = ZygoteChild(forked.pid, ours)
-        early = self._early.pop(forked.pid, None)
-        if early is not None:
-            child.exited(early)
-        elif self.alive:
-            self._children[forked.pid] = child
+            if not answer.done():
+                answer.set_exception(OSError(message.error))
+            return
+        child = self._children[message.pid] = ZygoteChild(message.pid, ours)
+        if answer.done():
+            ours.close()  # nobody waits for it any more: it ends with its channel
         else:
-            child.orphaned()
-        return child
+            answer.set_result(child)
 
     def _readable(self) -> None:
         try:
@@ -133,16 +144,10 @@ class Zygote:
             case Hello():
                 if not self.hello.done():
                     self.hello.set_result(message)
-            case Forked(serial=serial):
-                answer = self._forks.pop(serial, None)
-                if answer is not None and not answer.done():
-                    answer.set_result(message)
+            case Forked():
+                self._forked(message)
             case Exited(pid=pid, status=status):
-                child = self._children.pop(pid, None)
-                if child is not None:
-                    child.exited(describe_status(status))
-                else:
-                    self._early[pid] = describe_status(status)
+                self._children.pop(pid).exited(describe_status(status))
 
     def close(self) -> None:
         """Let the zygote end; its children are not touched. Idempotent."""
@@ -153,9 +158,8 @@ class Zygote:
         self._socket.close()
         if not self.hello.done():
             self.hello.set_result(Hello("the zygote process ended"))
-        for answer in self._forks.values():
-            if not answer.done():
-                answer.set_result(Forked(0, 0, "the zygote process ended"))
+        for serial in list(self._forks):
+            self._forked(Forked(serial, 0, "the zygote process ended"))
         for child in self._children.values():
             child.orphaned()
         self._children.clear()
@@ -196,6 +200,9 @@ class ZygoteLauncher:
                     hello = await zygote.hello
             except TimeoutError:
                 hello = Hello(f"no sign of life within {_HELLO_TIMEOUT_S:g} s")
+            except asyncio.CancelledError:
+                zygote.close()
+                raise
             if hello.refusal:
                 _log.debug("backend %s is not forked: %s", self._backend, hello.refusal)
                 self._refused = True

@@ -71,6 +71,10 @@ class ServedModel(Protocol):
         """Why not, if not."""
         ...
 
+    def abort(self) -> None:
+        """Fail the requests in it at once: the server stops and will wait no longer. The unload follows."""
+        ...
+
 
 M = TypeVar("M", bound=ServedModel)
 
