@@ -285,4 +285,5 @@ class BatcherMachine(RuleBasedStateMachine):
 
 
 BatcherMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
-TestBatcherMachine = BatcherMachine.TestCase
+# A failure takes minutes to be reduced to its smallest form, which is worth the wait.
+TestBatcherMachine = pytest.mark.timeout(900)(BatcherMachine.TestCase)

@@ -108,6 +108,13 @@ class TestDelay:
         fill(batcher, request("x", rows=3), request("y", rows=2))
         assert names(batcher.next_batch(0)) == ["x", "y"]
 
+    def test_a_full_batch_is_not_held(self):
+        batcher = DynamicBatcher(4, DynamicBatching(max_queue_delay_us=1000))
+        fill(batcher, *(request(i) for i in range(3)))
+        assert batcher.next_batch(0) is None
+        fill(batcher, request(3))
+        assert len(batcher.next_batch(0)) == 4
+
     def test_a_cancel_can_make_a_batch_wait_again(self):
         batcher = DynamicBatcher(8, self.settings)
         items = fill(batcher, *(request(i) for i in range(4)))
@@ -133,6 +140,14 @@ class TestShapes:
         assert batcher.next_batch(0) is None, "what is left may still grow"
         fill(batcher, request("c", shape="c"))
         assert names(batcher.next_batch(0)) == ["b0", "b1", "b2"]
+
+    def test_another_shape_at_a_lower_level_does_not_hold_the_higher(self):
+        batcher = DynamicBatcher(16, replace(self.settings, priority_levels=2, default_priority_level=2))
+        fill(batcher, request("low", shape="a"))
+        assert batcher.next_batch(0) is None
+        fill(batcher, request("high", shape="b", priority=1))
+        assert names(batcher.next_batch(0)) == ["high"]
+        assert batcher.next_batch(0) is None
 
     def test_a_set_of_inputs_is_part_of_the_shape(self):
         batcher = DynamicBatcher(16, DynamicBatching())
