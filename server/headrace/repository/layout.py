@@ -198,7 +198,11 @@ def _version_number(entry: os.DirEntry[str], warnings: list[str]) -> int | None:
     if name in _KNOWN_FOLDERS:
         return None
     numeric = _VERSION.fullmatch(name) is not None
-    if not entry.is_dir():
+    try:
+        is_directory = entry.is_dir()
+    except OSError:  # a link in a circle is as good as none
+        is_directory = False
+    if not is_directory:
         if numeric:
             warnings.append(f"version {name[:32]}: ignored, since it is not a folder")
         return None

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,6 +120,8 @@ class UploadStore:
         self._parent = parent if parent is not None else Path(tempfile.gettempdir())
         self._root: Path | None = None
         self._lock = -1
+        self._opening = threading.Lock()
+        """Held while the folder is made or removed: uploads are written by several threads."""
 
     def write(self, name: str, request: OverrideRequest) -> LoadOverride:
         """Write the request's files, all or none, into a model folder of their own. Blocking."""
@@ -156,18 +159,20 @@ class UploadStore:
 
     def close(self) -> None:
         """Remove everything. Idempotent."""
-        root, self._root = self._root, None
-        if root is not None:
-            remove_tree(root)
-            os.close(self._lock)
+        with self._opening:
+            root, self._root = self._root, None
+            if root is not None:
+                remove_tree(root)
+                os.close(self._lock)
 
     def _open(self) -> Path:
-        if self._root is None:
-            root = Path(tempfile.mkdtemp(prefix=_STORE_PREFIX, dir=self._parent))
-            self._lock = os.open(root / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-            self._root = root
-        return self._root
+        with self._opening:
+            if self._root is None:
+                root = Path(tempfile.mkdtemp(prefix=_STORE_PREFIX, dir=self._parent))
+                self._lock = os.open(root / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+                self._root = root
+            return self._root
 
 
 def remove_tree(directory: Path) -> None:
