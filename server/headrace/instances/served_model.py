@@ -61,6 +61,8 @@ class ServedModel:
         self.signature: Final = ModelSignature(config, version)
         self.statistics: Final = statistics
         self.pool: Final = pool
+        self.accepting = True
+        """Whether a request may join the queue: also while a process is being started again, until all are given up."""
         batching = config.dynamic_batching
         self.driver: Final = SchedulerDriver(
             make_scheduler(config),
@@ -75,11 +77,6 @@ class ServedModel:
     def ready(self) -> bool:
         """Whether every process is there: what readiness tells."""
         return all(supervisor.process is not None for supervisor in self.pool.supervisors)
-
-    @property
-    def accepting(self) -> bool:
-        """Whether a request may join the queue: also while a process is being started again."""
-        return not all(supervisor.given_up for supervisor in self.pool.supervisors)
 
     @property
     def not_ready_reason(self) -> str:
@@ -97,6 +94,7 @@ class ServedModel:
 
     def given_up(self, reason: str) -> None:
         """Refuse what waits, once no process is left to serve it."""
+        self.accepting = not all(supervisor.given_up for supervisor in self.pool.supervisors)
         if not self.accepting:
             self.driver.fail_waiting(unavailable(f"model '{self.name}' is not available: {reason}"))
 
