@@ -9,7 +9,6 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from harness import RunningServer
@@ -58,11 +57,11 @@ def index(server: RunningServer, model: str) -> dict[str, tuple[str, str]]:
     }
 
 
-def backend_of(server: RunningServer, model: str) -> psutil.Process:
-    """Return the process that serves a model with one version and instance, as the log tells it."""
+def backend_pid(server: RunningServer, model: str) -> int:
+    """Return the number of the process that serves a model with one instance, version 1, as the log tells it."""
     said = re.compile(rf"(?:loaded model {model} version 1 in .*|model {model}:1 serves again), process (\d+)")
     pids = [int(match[1]) for line in server.lines if (match := said.search(line))]
-    return psutil.Process(pids[-1])
+    return pids[-1]
 
 
 def wait_until(what: str, true: Callable[[], object], timeout: float = 10.0) -> float:

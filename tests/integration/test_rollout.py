@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 
 import onnx_models
 from doors import DOORS, SteadyLoad, open_door
-from figures import backend_of, index, wait_until
+from figures import backend_pid, index, wait_until
 from harness import RunningServer, running
 from repositories import add_identity, add_onnx
 
@@ -186,7 +186,7 @@ async def test_a_killed_backend_takes_along_only_the_requests_inside_it(tmp_path
     add_identity(tmp_path, "m", max_batch_size=1, creation_delay_sec="1.2")
     add_identity(tmp_path, "other")
     with running(tmp_path) as server:
-        victim = backend_of(server, "m")
+        victim = psutil.Process(backend_pid(server, "m"))
         async with (
             SteadyLoad(server, "other", ROW) as others,
             open_door(server, "http") as http,
