@@ -114,7 +114,7 @@ async def end(*tasks: asyncio.Task[Outcome]) -> None:
 
 
 async def wait_queued(server: RunningServer, model: str, wanted: int) -> None:
-    line = f'headrace_queue_depth{{model="{model}",version="1"}} {wanted}'
+    line = f'headrace_queue_depth{{model="{model}",version="1"}} {float(wanted)}'
     await asyncio.to_thread(wait_until, line, lambda: line in server.metrics().splitlines(), 5.0)
 
 

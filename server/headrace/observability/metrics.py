@@ -1,28 +1,32 @@
 """The metrics service: Triton's nv_* series and our own, read from what is loaded at the moment of the scrape.
 
-A model's series exist while its source lists it. A scrape is made in slices, so that it never holds up requests for
-longer than about a millisecond, and what the kernel tells (slowly) of processes is read in a thread.
+A model's series exist while its source lists it. Values are read on the event loop in slices, so that a scrape never
+holds up requests for longer than about a millisecond; the rest, slow, is done in threads: what the kernel tells of
+processes, and rendering, which prometheus_client does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gzip
+import platform
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from aiohttp import web
+from prometheus_client import CollectorRegistry, Info, ProcessCollector
+from prometheus_client.exposition import choose_encoder, gzip_accepted
 
+from headrace import __version__
 from headrace.clock import Clock
 from headrace.config import MetricsSettings
-from headrace.observability.exposition import Exposition, Kind, labels, wants_openmetrics
 from headrace.observability.machine_metrics import MachineMetrics
 from headrace.observability.processes import ProcessUsage
-from headrace.observability.sketch import quantiles
-from headrace.observability.statistics import ModelStatistics
+from headrace.observability.snapshot import Snapshot
+from headrace.observability.statistics import FIRST_RESPONSE_FAMILY, ModelStatistics
 from headrace_protocol.errors import InferError, unavailable
 
 _SLICE_NS = 1_000_000
@@ -30,6 +34,7 @@ _NS_PER_US = 1_000
 _NS_PER_MS = 1_000_000
 _NS_PER_S = 1_000_000_000
 _SCRAPES_AT_ONCE = 4
+_OPENMETRICS = "application/openmetrics-text"
 _NOT_IN_A_LABEL = re.compile(r"[^a-zA-Z0-9_]")
 
 
@@ -76,41 +81,34 @@ def model_labels(model: ModelMetrics) -> dict[str, str]:
 
 
 class ModelSeries:
-    """Adds the series of models to an exposition, as the settings want them."""
+    """Adds the series of models to a snapshot, as the settings want them."""
 
-    def __init__(self, exposition: Exposition, settings: MetricsSettings, now_ns: int) -> None:
-        self._exposition = exposition
+    def __init__(self, snapshot: Snapshot, settings: MetricsSettings, now_ns: int) -> None:
+        self._snapshot = snapshot
         self._settings = settings
         self._now_ns = now_ns
 
     def add(self, model: ModelMetrics, usage: Mapping[int, ProcessUsage]) -> None:
         """Add one model's series; `usage` is by process id."""
-        values = model_labels(model)
-        text = labels(values)
-        self._counters(text, model.statistics)
-        self._gauges(text, model)
-        self._histograms(text, model.statistics)
+        labels = model_labels(model)
+        self._counters(labels, model.statistics)
+        self._gauges(labels, model)
+        self._histograms(labels, model.statistics)
         if self._settings.summary_latencies:
-            self._summaries(text, model.statistics)
+            self._summaries(labels, model.statistics)
         for process in model.processes:
             if process.pid in usage:
-                self._process(labels({**values, "process": process.name}), usage[process.pid])
+                self._process({**labels, "process": process.name}, usage[process.pid])
 
-    def _counter(self, name: str, help_text: str, label_text: str, value: float) -> None:
-        self._exposition.family(name, Kind.COUNTER, help_text).add(label_text, value)
-
-    def _gauge(self, name: str, help_text: str, label_text: str, value: float) -> None:
-        self._exposition.family(name, Kind.GAUGE, help_text).add(label_text, value)
-
-    def _counters(self, text: str, statistics: ModelStatistics) -> None:
-        self._counter("nv_inference_request_success", "Requests answered", text, statistics.success_count)
+    def _counters(self, labels: dict[str, str], statistics: ModelStatistics) -> None:
+        counter = self._snapshot.counter
+        counter("nv_inference_request_success", "Requests answered", labels, statistics.success_count)
         for reason, count in statistics.failures.items():
-            label_text = f'{text},reason="{reason.value}"'
-            self._counter("nv_inference_request_failure", "Accepted requests that failed", label_text, count)
-        self._counter("nv_inference_count", "Rows inferred", text, statistics.inference_count)
-        self._counter(
-            "nv_inference_exec_count", "Executions of the model, each over a batch", text, statistics.execution_count
-        )
+            of_reason = {**labels, "reason": reason.value}
+            counter("nv_inference_request_failure", "Accepted requests that failed", of_reason, count)
+        counter("nv_inference_count", "Rows inferred", labels, statistics.inference_count)
+        help_text = "Executions of the model, each over a batch"
+        counter("nv_inference_exec_count", help_text, labels, statistics.execution_count)
         if not self._settings.counter_latencies:
             return
         for name, what, total_ns in (
@@ -121,44 +119,39 @@ class ModelSeries:
             ("compute_output", "collecting outputs", statistics.output_ns),
         ):
             help_text = f"Time of answered requests {what}, summed, in microseconds"
-            self._counter(f"nv_inference_{name}_duration_us", help_text, text, total_ns // _NS_PER_US)
+            counter(f"nv_inference_{name}_duration_us", help_text, labels, total_ns // _NS_PER_US)
 
-    def _gauges(self, text: str, model: ModelMetrics) -> None:
-        pending = model.statistics.pending
-        self._gauge("nv_inference_pending_request_count", "Requests accepted and not yet executing", text, pending)
-        self._gauge("nv_model_load_duration_secs", "Time the model took to load", text, model.load_seconds)
-        self._gauge(
-            "headrace_model_ready", "Whether a request to the model would be served now", text, int(model.ready)
-        )
-        self._gauge("headrace_queue_depth", "Requests waiting in the model's queue", text, model.queue_depth)
+    def _gauges(self, labels: dict[str, str], model: ModelMetrics) -> None:
+        for name, help_text, value in (
+            ("nv_inference_pending_request_count", "Requests accepted and not yet executing", model.statistics.pending),
+            ("nv_model_load_duration_secs", "Time the model took to load", model.load_seconds),
+            ("headrace_model_ready", "Whether a request to the model would be served now", model.ready),
+            ("headrace_queue_depth", "Requests waiting in the model's queue", model.queue_depth),
+        ):
+            self._snapshot.gauge(name, help_text, labels, value)
         help_text = "Restarts of the model's backend processes since its load"
-        self._counter("headrace_backend_restarts_total", help_text, text, model.restarts)
+        self._snapshot.counter("headrace_backend_restarts_total", help_text, labels, model.restarts)
 
-    def _histograms(self, text: str, statistics: ModelStatistics) -> None:
-        family = self._exposition.family
+    def _histograms(self, labels: dict[str, str], statistics: ModelStatistics) -> None:
+        add = self._snapshot.histogram
         for name, what, histogram in (
             ("request", "from arrival to answer", statistics.request_durations),
             ("queue", "in the queue", statistics.queue_durations),
             ("compute", "in the backend, inputs and outputs included", statistics.compute_durations),
         ):
             help_text = f"Time of answered requests {what}"
-            family(f"headrace_{name}_duration_seconds", Kind.HISTOGRAM, help_text).add_histogram(
-                text, histogram, _NS_PER_S
-            )
-        sizes = statistics.batch_sizes()
-        family("headrace_batch_size", Kind.HISTOGRAM, "Rows of the executed batches").add_histogram(text, sizes, 1)
+            add(f"headrace_{name}_duration_seconds", help_text, labels, histogram, _NS_PER_S)
+        add("headrace_batch_size", "Rows of the executed batches", labels, statistics.batch_sizes(), 1)
         if self._settings.histogram_latencies:
-            family(
-                "nv_inference_first_response_histogram_ms",
-                Kind.HISTOGRAM,
-                "Time from arrival to the first response, in milliseconds",
-            ).add_histogram(text, statistics.first_response, _NS_PER_MS)
+            help_text = "Time from arrival to the first response, in milliseconds"
+            add(FIRST_RESPONSE_FAMILY, help_text, labels, statistics.first_response, _NS_PER_MS)
 
-    def _summaries(self, text: str, statistics: ModelStatistics) -> None:
+    def _summaries(self, labels: dict[str, str], statistics: ModelStatistics) -> None:
         summaries = statistics.summaries
         if summaries is None:
             return
         at = self._settings.summary_quantiles
+        help_text = "Time of the last minute's requests in microseconds, each quantile within 1/16 of its value"
         for name, sketch in (
             ("request", summaries.request),
             ("queue", summaries.queue),
@@ -166,44 +159,48 @@ class ModelSeries:
             ("compute_infer", summaries.compute_infer),
             ("compute_output", summaries.compute_output),
         ):
-            values = dict(zip(at, quantiles(sketch.recent(self._now_ns), at), strict=True))
-            help_text = "Time of the last minute's requests in microseconds, each quantile within 1/16 of its value"
-            family = self._exposition.family(f"nv_inference_{name}_summary_us", Kind.SUMMARY, help_text)
-            family.add_summary(text, values, sketch.sum, sketch.count)
+            self._snapshot.summary(f"nv_inference_{name}_summary_us", help_text, labels, sketch, at, self._now_ns)
 
-    def _process(self, text: str, usage: ProcessUsage) -> None:
-        self._counter("headrace_backend_cpu_seconds_total", "CPU time of a backend process", text, usage.cpu_seconds)
+    def _process(self, labels: dict[str, str], usage: ProcessUsage) -> None:
+        help_text = "CPU time of a backend process"
+        self._snapshot.counter("headrace_backend_cpu_seconds_total", help_text, labels, usage.cpu_seconds)
         help_text = "Memory of a backend process: rss counts shared pages in full, pss by share"
-        self._gauge("headrace_backend_memory_bytes", help_text, f'{text},kind="rss"', usage.rss_bytes)
-        if usage.pss_bytes is not None:
-            self._gauge("headrace_backend_memory_bytes", help_text, f'{text},kind="pss"', usage.pss_bytes)
+        for kind, value in (("rss", usage.rss_bytes), ("pss", usage.pss_bytes)):
+            if value is not None:
+                self._snapshot.gauge("headrace_backend_memory_bytes", help_text, {**labels, "kind": kind}, value)
 
 
 class MetricsCollector:
-    """Makes the body of a scrape."""
+    """Reads what a scrape tells."""
 
     def __init__(self, source: MetricsSource, settings: MetricsSettings, clock: Clock) -> None:
         self._source = source
         self._settings = settings
         self._clock = clock
         self._machine = MachineMetrics(settings)
+        self._process = ProcessCollector(registry=None)
+        self._build = Info("headrace_build", "The server's version; the value is always 1", registry=None)
+        self._build.info({"version": __version__, "python": platform.python_version()})
 
-    async def collect(self, *, openmetrics: bool = False) -> Exposition:
-        """Return all series as they are now, having yielded to the event loop on the way."""
+    async def collect(self, *, openmetrics: bool = False) -> CollectorRegistry:
+        """Return all series as they are now, having yielded to the event loop on the way. Any thread may render them."""
         models = list(self._source.models())
         pids = [process.pid for model in models for process in model.processes]
         now_ns = self._clock.now_ns()
         sample = await asyncio.to_thread(self._machine.sample, pids, now_ns)
-        exposition = Exposition(openmetrics=openmetrics)
-        series = ModelSeries(exposition, self._settings, now_ns)
+        snapshot = Snapshot(openmetrics=openmetrics)
+        series = ModelSeries(snapshot, self._settings, now_ns)
         since = time.monotonic_ns()
         for model in models:
             series.add(model, sample.usage)
             if time.monotonic_ns() - since > _SLICE_NS:
                 await asyncio.sleep(0)
                 since = time.monotonic_ns()
-        self._machine.add(exposition, sample)
-        return exposition
+        self._machine.add(snapshot, sample)
+        registry = CollectorRegistry()
+        for collector in (snapshot, self._process, self._build):
+            registry.register(collector)
+        return registry
 
 
 class MetricsServer:
@@ -251,17 +248,26 @@ class MetricsServer:
             self._scrapes -= 1
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
-        exposition = await self._collector.collect(openmetrics=wants_openmetrics(request.headers.get("Accept", "")))
-        zipped = "gzip" in request.headers.get("Accept-Encoding", "")
-        body = await asyncio.to_thread(_body, exposition, zipped=zipped)
-        headers = {"Content-Type": exposition.content_type}
+        encode, content_type = _encoder(request.headers.get("Accept", ""))
+        registry = await self._collector.collect(openmetrics=content_type.startswith(_OPENMETRICS))
+        zipped = gzip_accepted(request.headers.get("Accept-Encoding", ""))
+        body = await asyncio.to_thread(_body, encode, registry, zipped=zipped)
+        headers = {"Content-Type": content_type}
         if zipped:
             headers["Content-Encoding"] = "gzip"
         return web.Response(body=body, headers=headers)
 
 
-def _body(exposition: Exposition, *, zipped: bool) -> bytes:
-    body = exposition.render()
+def _encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+    """Return what renders the format that an Accept header asks for, and its Content-Type."""
+    try:
+        return choose_encoder(accept)
+    except TypeError:  # over a version that is no number
+        return choose_encoder("")
+
+
+def _body(encode: Callable[[CollectorRegistry], bytes], registry: CollectorRegistry, *, zipped: bool) -> bytes:
+    body = encode(registry)
     return gzip.compress(body, compresslevel=5) if zipped else body
 
 

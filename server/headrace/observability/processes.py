@@ -1,4 +1,4 @@
-"""What Linux tells of processes and of the machine: memory, CPU time, descriptors, out of /proc.
+"""What Linux tells of processes and of the machine: memory and CPU time, out of /proc.
 
 Every reader gives None for a process that is gone: the server's children may die at any moment.
 """
@@ -21,11 +21,8 @@ class ProcessUsage:
     cpu_seconds: float
     rss_bytes: int
     """Resident memory, shared pages counted in full."""
-    virtual_bytes: int
     pss_bytes: int | None
     """Resident memory, each shared page divided by its users: what sums up over processes. None = not told."""
-    start_seconds: float
-    """Since the machine's boot."""
 
 
 def process_usage(pid: int) -> ProcessUsage | None:
@@ -38,9 +35,7 @@ def process_usage(pid: int) -> ProcessUsage | None:
     return ProcessUsage(
         cpu_seconds=(int(fields[11]) + int(fields[12])) / _TICKS,
         rss_bytes=int(fields[21]) * _PAGE,
-        virtual_bytes=int(fields[20]),
         pss_bytes=_pss(pid),
-        start_seconds=int(fields[19]) / _TICKS,
     )
 
 
@@ -53,19 +48,6 @@ def _pss(pid: int) -> int | None:
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
     return None
-
-
-def open_descriptors() -> int:
-    """Return how many file descriptors this process has open."""
-    return sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1  # less the one that the listing itself opens
-
-
-def boot_time() -> float:
-    """Return when the machine started, in seconds since the epoch."""
-    for line in (_PROC / "stat").read_text(encoding="ascii").splitlines():
-        if line.startswith("btime "):
-            return float(line.split()[1])
-    return 0.0
 
 
 def machine_memory() -> tuple[int, int]:
