@@ -175,8 +175,10 @@ class Server:
                     port = await self._metrics.start()
                     stack.push_async_callback(self._metrics.stop)
                     _log.info("Started Metrics at %s:%d", config.metrics.address, port)
-            except (OSError, InferError) as error:
-                raise StartError(str(error)) from error
+            except OSError as error:
+                raise StartError(error.strerror or str(error)) from error
+            except InferError as error:
+                raise StartError(error.message) from error
             yield
 
     async def _load(self) -> None:

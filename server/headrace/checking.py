@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import uvloop
@@ -30,7 +31,7 @@ from headrace_protocol.errors import InferError
 
 def check_repositories(config: ServerConfig, print_config: bool) -> int:
     """Check every model; return 0 if all could serve, else 1."""
-    log_setup.configure(config.log)
+    log_setup.configure(replace(config.log, info=False))  # what info would say is in the report
     status: int = uvloop.run(_check(config, print_config))
     return status
 
@@ -70,7 +71,8 @@ async def _check_model(
     except ConfigError as error:
         return [f"BAD  {found.name}", *_problems(error), *warnings]
     if not chosen.versions:
-        return [f"BAD  {found.name}", "     no version of it is selected by its version policy", *warnings]
+        why = "its version policy chooses none of its versions" if found.versions else "it has no version folder"
+        return [f"BAD  {found.name}", f"     {why}", *warnings]
     source = ModelSource(found.name, found.directory, found.versions, parsed)
     lines: list[str] = []
     good = True

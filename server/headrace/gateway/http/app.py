@@ -49,17 +49,21 @@ class HttpGateway:
         self._all_done = asyncio.Event()
 
     async def start(self) -> int:
-        """Listen; return the bound port. Raises OSError where the port cannot be had."""
+        """Listen; return the bound port. Raises OSError, naming address and port, where they cannot be had."""
         loop = asyncio.get_running_loop()
         settings = self._settings
         self._server = WebServer(self._handle, settings, loop)
-        self._listener = await loop.create_server(
-            self._server,
-            settings.address,
-            settings.port,
-            backlog=settings.backlog,
-            reuse_port=settings.reuse_port or None,
-        )
+        try:
+            self._listener = await loop.create_server(
+                self._server,
+                settings.address,
+                settings.port,
+                backlog=settings.backlog,
+                reuse_port=settings.reuse_port or None,
+            )
+        except OSError as error:
+            where = f"{settings.address}:{settings.port}"
+            raise OSError(error.errno, f"cannot serve HTTP on {where}: {error.strerror or error}") from error
         port: int = self._listener.sockets[0].getsockname()[1]
         return port
 
