@@ -34,15 +34,20 @@ def figures(server: RunningServer, model: str) -> Figures:
     return Figures(told["inference_stats"]["success"]["count"], told["inference_count"], told["execution_count"])
 
 
-def failures(server: RunningServer, model: str, reason: str) -> int:
-    """Return how many requests to a model failed for this reason, from the metrics."""
+def metric(server: RunningServer, name: str, model: str, **labels: str) -> int:
+    """Return the sum over a model's versions of the samples of a metric that bear these labels."""
+    wanted = {"model": model, **labels}
     return sum(
         int(sample.value)
         for family in text_string_to_metric_families(server.metrics())
-        if family.name == "nv_inference_request_failure"
         for sample in family.samples
-        if (sample.labels["model"], sample.labels["reason"]) == (model, reason)
+        if sample.name.removesuffix("_total") == name.removesuffix("_total") and wanted.items() <= sample.labels.items()
     )
+
+
+def failures(server: RunningServer, model: str, reason: str) -> int:
+    """Return how many requests to a model failed for this reason, from the metrics."""
+    return metric(server, "nv_inference_request_failure", model, reason=reason)
 
 
 def index(server: RunningServer, model: str) -> dict[str, tuple[str, str]]:

@@ -8,6 +8,7 @@ can open it, and it vanishes with the last process that maps it.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import ctypes
 import mmap
 import os
@@ -47,7 +48,9 @@ class FreeList:
                 self._allocated[start] = size
                 self.allocated_bytes += size
                 return start
-        raise ArenaFullError(f"{nbytes} bytes asked for, {self.capacity - self.allocated_bytes} of {self.capacity} free")
+        raise ArenaFullError(
+            f"{nbytes} bytes asked for, {self.capacity - self.allocated_bytes} of {self.capacity} free"
+        )
 
     def free(self, offset: int) -> None:
         """Return the range that allocate() gave at `offset`."""
@@ -95,7 +98,9 @@ class Arena:
     def __init__(self, fd: int, capacity: int) -> None:
         self.fd = fd
         self.capacity: Final = capacity
-        self._map = mmap.mmap(fd, capacity, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        self._map: mmap.mmap | None = mmap.mmap(
+            fd, capacity, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE
+        )
         self.view: Final = memoryview(self._map)
         self.ranges: Final = FreeList(capacity)
         self._touched = 0
@@ -143,15 +148,15 @@ class Arena:
         return given
 
     def close(self) -> None:
-        """Unmap as soon as no view is left, and close the descriptor."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        """Unmap as soon as no view is left, and close the descriptor. Idempotent."""
+        mapping, self._map = self._map, None
+        if mapping is None:
+            return
+        os.close(self.fd)
+        self.fd = -1
         self.view.release()
-        try:
-            self._map.close()
-        except BufferError:
-            return  # a response still holds a view; the mapping goes with the last of them
+        with contextlib.suppress(BufferError):  # a response holds a view still: the mapping goes with the last of them
+            mapping.close()
 
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)

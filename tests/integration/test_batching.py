@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from doors import DOORS, Door, Outcome, open_door
-from figures import Figures, failures, figures, wait_until
+from figures import Figures, failures, figures, metric, wait_until
 from harness import RunningServer, running
 from repositories import add_identity
 
@@ -114,8 +114,9 @@ async def end(*tasks: asyncio.Task[Outcome]) -> None:
 
 
 async def wait_queued(server: RunningServer, model: str, wanted: int) -> None:
-    line = f'headrace_queue_depth{{model="{model}",version="1"}} {float(wanted)}'
-    await asyncio.to_thread(wait_until, line, lambda: line in server.metrics().splitlines(), 5.0)
+    await asyncio.to_thread(
+        wait_until, f"{wanted} wait for {model}", lambda: metric(server, "headrace_queue_depth", model) == wanted, 5.0
+    )
 
 
 async def wait_failures(server: RunningServer, model: str, reason: str, wanted: int) -> None:

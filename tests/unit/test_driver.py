@@ -223,6 +223,7 @@ async def test_an_answered_request_leaves_nothing_to_the_garbage_collector() -> 
     gc.collect()
     gc.disable()
     try:
+        mapping = instance.arena._map
         pending = submit(1.0)
         await asyncio.sleep(0)
         instance.finish()
@@ -230,6 +231,6 @@ async def test_an_answered_request_leaves_nothing_to_the_garbage_collector() -> 
         del pending
         await asyncio.sleep(0)
         instance.arena.close()
-        assert instance.arena._map.closed
+        assert mapping.closed
     finally:
         gc.enable()

@@ -147,3 +147,20 @@ async def test_children_outlive_their_zygote_and_the_next_launch_gets_a_new_one(
     first.socket.close()
     second.socket.close()
     launcher.close()
+
+
+async def test_a_process_that_falls_silent_is_killed_and_replaced() -> None:
+    launcher = ZygoteLauncher("identity")
+    settings = ProcessSettings(arena_bytes=1 << 20, heartbeat_s=0.05, silent_s=0.5)
+    back = asyncio.Event()
+    supervisor = Supervisor(launcher, MESSAGE, settings, SystemClock(), back.set, lambda _: None)
+    await supervisor.start()
+    stopped = supervisor.process
+    await asyncio.sleep(1.0)
+    assert supervisor.process is stopped, "one that answers is left alone"
+    os.kill(stopped.pid, signal.SIGSTOP)
+    async with asyncio.timeout(10):
+        await back.wait()
+    assert supervisor.process.pid != stopped.pid
+    await supervisor.stop()
+    launcher.close()

@@ -151,7 +151,7 @@ class Payload:
                     outputs[index].append(OutputTensor(plan.name, plan.datatype, (request.rows, *rest), data[at:end]))
                     at = end
         except InferError as error:
-            results[:] = [error] * len(results)
+            results[:] = [error.with_traceback(None)] * len(results)  # frames would keep the arena's views
             return
         for index, request in enumerate(self.requests):
             results[index] = self._response(request, outputs[index], None)
@@ -168,7 +168,7 @@ class Payload:
                 shape = plan.client_shape(tensor, request.rows if self.signature.batches else None)
                 outputs.append(OutputTensor(plan.name, plan.datatype, shape, self._bytes_of(tensor, descriptors)))
         except InferError as error:
-            return error
+            return error.with_traceback(None)
         return self._response(request, outputs, response.parameters)
 
     def _response(
