@@ -21,7 +21,6 @@ MAX_QUEUED_FRAMES: Final = 4096
 """Frames kept for a backend that does not read; beyond it the channel is given up."""
 _BUFFER_BYTES: Final = MAX_DATAGRAM + 1
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
-_FRAMES_A_TURN: Final = 64
 
 
 class BackendChannel:
@@ -86,37 +85,35 @@ class BackendChannel:
             self._loop.remove_writer(self._socket.fileno())
 
     def _readable(self) -> None:
-        for _ in range(_FRAMES_A_TURN):
-            descriptors: list[int] = []
-            try:
-                nbytes, ancillary, flags, _ = self._socket.recvmsg_into([self._buffer], _ANCILLARY_BYTES)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                self._fail(f"the backend process is gone: {error}")
-                return
-            for level, kind, data in ancillary:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    numbers = array.array("i")
-                    numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
-                    descriptors.extend(numbers)
-            if not nbytes:
-                _close_all(descriptors)
-                self._fail("the backend process ended")
-                return
-            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-                _close_all(descriptors)
-                self._fail("the backend process sent a frame that is too large")
-                return
+        """Take one frame; where more wait, the loop calls again, and other sockets get their turn between."""
+        descriptors: list[int] = []
+        try:
+            nbytes, ancillary, flags, _ = self._socket.recvmsg_into([self._buffer], _ANCILLARY_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._fail(f"the backend process is gone: {error}")
+            return
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                numbers = array.array("i")
+                numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+                descriptors.extend(numbers)
+        reason = ""
+        if not nbytes:
+            reason = "the backend process ended"
+        elif flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            reason = "the backend process sent a frame that is too large"
+        else:
             try:
                 messages = self._framer.decode(memoryview(self._buffer)[:nbytes], descriptors)
             except ProtocolError as error:
-                _close_all(descriptors)
-                self._fail(f"the backend process sent {error}")
-                return
-            self._on_frame(messages, descriptors)
-            if self._closed:
-                return
+                reason = f"the backend process sent {error}"
+        if reason:
+            _close_all(descriptors)
+            self._fail(reason)
+            return
+        self._on_frame(messages, descriptors)
 
     def fail(self, reason: str) -> None:
         """Give the channel up because of what the other side did; the owner is told as for any other end."""
