@@ -108,7 +108,7 @@ def ratio(cell: Cell, peer: str, name: str) -> float:
 class Goal:
     """A demand on one ratio at some points."""
 
-    case: str | None
+    case: str
     peer: str
     value: str
     at_least: float | None
@@ -117,9 +117,7 @@ class Goal:
 
     def points(self, run: Run) -> Iterator[tuple[Cell, float, bool]]:
         for cell in run.cells:
-            wanted = self.case in (None, cell.case) and (
-                self.concurrency is None or cell.concurrency in self.concurrency
-            )
+            wanted = cell.case == self.case and (self.concurrency is None or cell.concurrency in self.concurrency)
             found = ratio(cell, self.peer, self.value) if wanted else math.nan
             if not math.isnan(found):
                 yield cell, found, self.met(found)
