@@ -161,6 +161,11 @@ class GrpcDoor(Door):
             response_deserializer=pb.ModelInferResponse.FromString,
         )
 
+    async def __aenter__(self) -> Door:
+        async with asyncio.timeout(30):
+            await self._channel.channel_ready()  # calls made while it connects would not arrive in order
+        return self
+
     async def _infer(
         self, model: str, array: np.ndarray, version: str, parameters: Parameters, timeout: float
     ) -> tuple[str, str, str, dict[str, np.ndarray]]:
