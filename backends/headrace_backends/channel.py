@@ -15,6 +15,7 @@ from headrace_protocol.framing import MAX_DATAGRAM, MAX_DESCRIPTORS, Framer, Pro
 T = TypeVar("T")
 
 _ANCILLARY: Final = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+_CUT_OFF: Final = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 
 
 class Channel(Generic[T]):
@@ -48,7 +49,7 @@ class Channel(Generic[T]):
                 received = array.array("i")
                 received.frombytes(data[: len(data) - len(data) % received.itemsize])
                 descriptors.extend(received)
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        if flags & _CUT_OFF:
             raise ProtocolError(f"a frame of more than {MAX_DATAGRAM} bytes or {MAX_DESCRIPTORS} descriptors")
         return self._framer.decode(memoryview(self._buffer)[:size], descriptors), descriptors
 

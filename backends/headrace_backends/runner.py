@@ -2,7 +2,8 @@
 
 Threads are leader and followers: one holds the right to read; when it has read a batch it passes the right on and runs
 the batch itself, so that no batch waits for a hand-over between threads, and Cancel, Ping and the end of the channel
-are noticed while batches run.
+are noticed while batches run. With one slot nothing can be read but those, so the other thread takes the right only
+when a batch lasts: short batches wake nobody.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from headrace_backends.api import Backend
 from headrace_backends.batch import Batch, ModelMemory
 from headrace_backends.channel import Channel
 from headrace_backends.discovery import load_backend
+from headrace_backends.relief import ReliefTimer
 from headrace_protocol.arena import Arena
 from headrace_protocol.errors import InferError, invalid
 from headrace_protocol.framing import ProtocolError, backend_framer
@@ -36,6 +38,8 @@ from headrace_protocol.messages import (
 )
 
 EXIT_PROTOCOL_ERROR: Final = 3
+_LASTING_S: Final = 0.002
+"""Seconds of a batch after which a process with one slot reads on in its other thread."""
 _LOG_TEXT_LIMIT: Final = 8192
 _LOG: Final = logging.getLogger(__name__)
 
@@ -59,6 +63,8 @@ class Runner:
         self._backend: Backend | None = None
         self._model: ModelMemory | None = None
         self._slots = 1
+        self._relief: ReliefTimer | None = None
+        """There where the process has one slot."""
 
     def run(self) -> NoReturn:
         """Serve until the server says Finalize or goes away; ends the process."""
@@ -75,8 +81,13 @@ class Runner:
                 raise invalid(f"the server speaks protocol {message.protocol}, this backend process {PROTOCOL}")
             factory = load_backend(message.backend)
             self._slots = execution.slot_count(factory, message.instances)
-            for number in range(self._slots):
-                threading.Thread(target=self._serve, name=f"headrace-slot-{number}", daemon=True).start()
+            if self._slots == 1:
+                self._relief = ReliefTimer(_LASTING_S)
+                self._relief.set()  # loading may last
+                threading.Thread(target=self._relieve, name="headrace-relief", daemon=True).start()
+            else:
+                for number in range(self._slots):
+                    threading.Thread(target=self._serve, name=f"headrace-slot-{number}", daemon=True).start()
             context = execution.model_context(message, execution.available_cores())
             self._backend, description = execution.initialize(factory, context)
             self._model = execution.model_memory(self._arena, message.config, description)
@@ -93,16 +104,37 @@ class Runner:
     def _serve(self) -> NoReturn:
         """Take turns at reading; run what was read. Every thread of the process ends here."""
         try:
+            relief = self._relief
             while True:
-                with self._reading:
-                    while not self._pending:
-                        self._receive()
-                    batch, descriptors = self._pending.popleft()
-                self._run(batch, descriptors)
-                del batch  # its views and mappings must not live until the next one
+                taken = self._take()
+                if relief is None:
+                    self._run(*taken)
+                else:
+                    relief.set()
+                    self._run(*taken)
+                    relief.stop()
+                del taken  # its views and mappings must not live until the next one
         except BaseException:
             _LOG.exception("the runner failed")
             _exit(1)
+
+    def _relieve(self) -> NoReturn:
+        """Serve one batch, reading meanwhile, each time that the thread which serves is busy for long."""
+        assert self._relief is not None
+        try:
+            while True:
+                self._relief.wait()
+                self._run(*self._take())
+        except BaseException:
+            _LOG.exception("the runner failed")
+            _exit(1)
+
+    def _take(self) -> tuple[Batch, list[int]]:
+        """Read until there is a batch; the right to read is free afterwards."""
+        with self._reading:
+            while not self._pending:
+                self._receive()
+            return self._pending.popleft()
 
     def _run(self, batch: Batch, descriptors: list[int]) -> None:
         assert self._backend is not None

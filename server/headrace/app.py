@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import uvloop
 
-from headrace import __version__
+from headrace import __version__, memory
 from headrace.clock import SystemClock
 from headrace.config import ControlMode, ServerConfig
 from headrace.controlplane import RegistryControlPlane
@@ -49,6 +48,7 @@ class StartError(Exception):
 
 def serve(config: ServerConfig) -> int:
     """Run a server until it is told to stop; return the process's exit status."""
+    memory.keep_large_buffers()
     try:
         log_setup.configure(config.log)
     except OSError as error:
@@ -201,8 +201,7 @@ class Server:
                 f"{len(failed)} of the models could not be loaded and --exit-on-error is true: "
                 + "; ".join(f"{name}: {reason}" for name, reason in failed.items())
             )
-        gc.collect()
-        gc.freeze()
+        memory.settle()
 
     async def _serve(self) -> None:
         if self._config.control_mode is ControlMode.POLL:

@@ -107,8 +107,7 @@ class RegistryDataPlane:
             if model.config.decoupled:
                 raise unsupported(f"model '{model.name}' is decoupled: use a streaming call")
             prepared = model.signature.prepare(request)
-            if request.outputs is not None:
-                _check_classification(model, request)
+            classes = _classes(model, request) if request.outputs else None
             pending = model.driver.submit(prepared)
             try:
                 response = await pending.future
@@ -118,9 +117,7 @@ class RegistryDataPlane:
             finally:
                 # Its future keeps the error that it raises here, whose traceback keeps this frame and the request.
                 del pending
-            if request.outputs is not None:
-                return _classified(model, request, response)
-            return response
+            return response if classes is None else _classified(model, classes, response)
         finally:
             self._registry.release(model)
             self._inflight -= 1
@@ -142,22 +139,24 @@ class RegistryDataPlane:
         return True
 
 
-def _check_classification(model: ServedModel, request: InferenceRequest) -> None:
+def _classes(model: ServedModel, request: InferenceRequest) -> dict[str, int] | None:
+    """Return how many classes of which output are asked for; None where no classes are."""
+    found: dict[str, int] | None = None
     for output in request.outputs or ():
         if output.classification:
             classification.check(model.config.output_by_name[output.name])
+            found = found or {}
+            found[output.name] = output.classification
+    return found
 
 
-def _classified(model: ServedModel, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse:
-    top = {output.name: output.classification for output in request.outputs or () if output.classification}
-    if not top:
-        return response
+def _classified(model: ServedModel, classes: dict[str, int], response: InferenceResponse) -> InferenceResponse:
     try:
         response.outputs = [
             classification.top_classes(
-                output, top[output.name], model.labels.get(output.name, ()), model.signature.batches
+                output, classes[output.name], model.labels.get(output.name, ()), model.signature.batches
             )
-            if output.name in top
+            if output.name in classes
             else output
             for output in response.outputs
         ]

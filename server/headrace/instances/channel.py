@@ -20,6 +20,7 @@ from headrace_protocol.messages import ToBackend, ToServer
 MAX_QUEUED_FRAMES: Final = 4096
 """Frames kept for a backend that does not read; beyond it the channel is given up."""
 _BUFFER_BYTES: Final = MAX_DATAGRAM + 1
+_CUT_OFF: Final = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 
 
@@ -102,7 +103,7 @@ class BackendChannel:
         reason = ""
         if not nbytes:
             reason = "the backend process ended"
-        elif flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        elif flags & _CUT_OFF:
             reason = "the backend process sent a frame that is too large"
         else:
             try:

@@ -73,6 +73,8 @@ class SchedulerDriver:
         self._ordering = ordering
         self._loop = asyncio.get_running_loop()
         self._dispatch_due = False
+        self._last_batch = 0
+        """Requests in the last batch: where it was one, waiting for more to arrive in this turn only costs time."""
         self._stalled: list[QueuedRequest] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
@@ -97,7 +99,10 @@ class SchedulerDriver:
         if self._ordering is not None:
             self._ordering.admit(item)
         self._statistics.pending += 1
-        self.kick()
+        if self._last_batch == 1 and not self._dispatch_due and self._instances.free_process() is not None:
+            self._dispatch()
+        else:
+            self.kick()
         return pending
 
     def cancel(self, pending: Pending) -> None:
@@ -189,6 +194,7 @@ class SchedulerDriver:
                 self._finish(pending, unavailable(f"the tensors do not fit into the model's arena: {error}"))
             return True
         payload.owners = pendings
+        self._last_batch = len(batch)
         self._statistics.pending -= len(batch)
         for index, pending in enumerate(pendings):
             pending.process = process

@@ -16,6 +16,8 @@ from aiohttp import web
 
 from headrace.gateway.http.answer import SERVER
 
+_JOIN_BELOW: Final = 16 * 1024
+"""Smaller bodies are joined with the head, which costs less than a vectored write."""
 _PAUSE_ABOVE: Final = 64 * 1024
 """Bodies above this size wait until the client has taken most of them before the connection's next request."""
 _REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
@@ -71,6 +73,9 @@ class WireResponse:
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client is gone")
         request.writer.output_size += len(self._head) + len(self._body)
-        transport.write(self._head + self._body)
+        if len(self._body) < _JOIN_BELOW:
+            transport.write(self._head + self._body)
+            return
+        transport.writelines((self._head, self._body))
         if len(self._body) > _PAUSE_ABOVE:
             await request.protocol._drain_helper()
