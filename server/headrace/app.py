@@ -142,7 +142,7 @@ class Server:
         """Serve until a signal; return the exit status. Raises StartError where it cannot start."""
         self._check_repositories()
         self._listen_for_signals()
-        async with self._doors():
+        async with memory.giving_back_when_idle(lambda: self._data.requests), self._doors():
             try:
                 await self._load()
                 if not self._stop.is_set():

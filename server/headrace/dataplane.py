@@ -40,6 +40,8 @@ class RegistryDataPlane:
         self._metadata = metadata
         self._strict = strict_readiness
         self._exiting = False
+        self.requests = 0
+        """Inference requests begun."""
         self._inflight = 0
         self._idle: Callable[[], None] | None = None
 
@@ -102,6 +104,7 @@ class RegistryDataPlane:
         if self._exiting:
             raise unavailable("the server is shutting down")
         model = self._registry.acquire(request.model_name, request.model_version)
+        self.requests += 1
         self._inflight += 1
         try:
             if model.config.decoupled:

@@ -1,4 +1,4 @@
-"""A hundred small models and the sample repository: how soon they serve, and how much memory they take.
+"""A hundred small models, the sample repository, large requests: how soon they serve, how much memory they take.
 
 Limits are for two cores with other work on them; the figures themselves are printed (pytest -rP shows them).
 """
@@ -18,6 +18,7 @@ import pytest
 import tritonclient.http as httpclient
 
 import onnx_models
+from clients import ask
 from harness import RunningServer, running
 from repositories import SAMPLES, add_onnx
 
@@ -26,6 +27,9 @@ READY_S = 30.0
 PSS_OF_A_MODEL = 15e6
 SAMPLES_READY_S = 10.0
 RSS_OF_A_SERVER = 120e6
+LEFT_OF_A_PEAK = 40e6
+"""The native gRPC transport's own threads keep ten to twenty megabytes."""
+GIVEN_BACK_S = 30.0
 
 
 def memory(process: psutil.Process) -> psutil._pslinux.pfullmem:
@@ -102,3 +106,27 @@ def test_the_sample_repository_is_ready_soon_in_little_memory() -> None:
         print(f"sample repository ready after {seconds:.1f} s, server RSS {rss / 1e6:.0f} MB")
         assert seconds < SAMPLES_READY_S
         assert rss < RSS_OF_A_SERVER
+
+
+@pytest.mark.parametrize("door", ["http binary", "grpc"])
+def test_what_large_requests_took_is_given_back_when_they_are_over(door: str) -> None:
+    sizes = np.random.default_rng(3).integers(1, 6, 60) * 1_000_000
+    with running(SAMPLES) as server:
+
+        def own() -> float:
+            processes = [psutil.Process(server.process.pid), *server.descendants()]
+            return sum(memory(process).uss for process in processes)
+
+        def send(size: int) -> None:
+            data = np.zeros(size, np.float32)
+            assert ask(server, door, "identity", {"INPUT_FP32": data})["OUTPUT_FP32"].nbytes == data.nbytes
+
+        before = own()
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(send, sizes))
+        at_once = own()
+        deadline = time.monotonic() + GIVEN_BACK_S
+        while (left := own() - before) > LEFT_OF_A_PEAK and time.monotonic() < deadline:
+            time.sleep(0.5)
+        print(f"{door}: {(at_once - before) / 1e6:.0f} MB more just after the last request, {left / 1e6:.0f} MB later")
+        assert left <= LEFT_OF_A_PEAK

@@ -96,6 +96,7 @@ class NativeServer:
             except RuntimeError:  # the loop was closed without stop()
                 self._front.close()
                 return
+            del events  # the requests in it must not live until the next batch
 
     def _next_batch(self) -> list[Event] | None:
         """Return the next events, None once the front is closed.
