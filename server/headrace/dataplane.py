@@ -8,6 +8,7 @@ from collections.abc import Callable
 from headrace import classification
 from headrace.instances.served_model import ServedModel
 from headrace.repository.registry import ModelRegistry
+from headrace.scheduling.driver import Outcome, Pending
 from headrace.types import (
     LATEST,
     InferenceRequest,
@@ -28,6 +29,43 @@ EXTENSIONS = (
     "parameters",
     "statistics",
 )
+
+
+class Inference:
+    """One request under way. It holds a lease on its model until it is finished or cancelled, whichever is first."""
+
+    __slots__ = ("_classes", "_done", "_model", "_plane", "pending")
+
+    def __init__(
+        self,
+        plane: RegistryDataPlane,
+        model: ServedModel,
+        classes: dict[str, int] | None,
+        done: Callable[[Outcome], None],
+    ) -> None:
+        self._plane = plane
+        self._model = model
+        self._classes = classes
+        self._done = done
+        self.pending: Pending | None = None
+
+    def finish(self, outcome: Outcome) -> None:
+        """Hand the outcome over."""
+        self.pending = None
+        self._plane._ended(self._model)
+        if self._classes is not None and isinstance(outcome, InferenceResponse):
+            try:
+                outcome = _classified(self._model, self._classes, outcome)
+            except InferError as error:
+                outcome = error
+        self._done(outcome)
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more; `done` is not called then. Does nothing once it is finished."""
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            self._model.driver.cancel(pending)
+            self._plane._ended(self._model)
 
 
 class RegistryDataPlane:
@@ -99,8 +137,8 @@ class RegistryDataPlane:
 
     # --- inference ------------------------------------------------------------------------------------------------
 
-    async def infer(self, request: InferenceRequest) -> InferenceResponse:
-        """Answer one request; see planes.DataPlane."""
+    def submit(self, request: InferenceRequest, done: Callable[[Outcome], None]) -> Inference:
+        """Begin one request; see planes.DataPlane."""
         if self._exiting:
             raise unavailable("the server is shutting down")
         model = self._registry.acquire(request.model_name, request.model_version)
@@ -111,21 +149,38 @@ class RegistryDataPlane:
                 raise unsupported(f"model '{model.name}' is decoupled: use a streaming call")
             prepared = model.signature.prepare(request)
             classes = _classes(model, request) if request.outputs else None
-            pending = model.driver.submit(prepared)
-            try:
-                response = await pending.future
-            except asyncio.CancelledError:
-                model.driver.cancel(pending)
-                raise
-            finally:
-                # Its future keeps the error that it raises here, whose traceback keeps this frame and the request.
-                del pending
-            return response if classes is None else _classified(model, classes, response)
+            inference = Inference(self, model, classes, done)
+            inference.pending = model.driver.submit(prepared, inference.finish)
+        except BaseException:
+            self._ended(model)
+            raise
+        return inference
+
+    async def infer(self, request: InferenceRequest) -> InferenceResponse:
+        """Answer one request; see planes.DataPlane."""
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        inference = self.submit(request, future.set_result)
+        try:
+            outcome = await future
+        except asyncio.CancelledError:
+            if future.cancelled():
+                inference.cancel()
+            elif isinstance(outcome := future.result(), InferenceResponse):
+                outcome.release()  # it came in the same turn of the loop, and nobody will read it
+            raise
+        if isinstance(outcome, InferenceResponse):
+            return outcome
+        try:
+            raise outcome
         finally:
-            self._registry.release(model)
-            self._inflight -= 1
-            if not self._inflight and self._idle is not None:
-                self._idle()
+            # The error's traceback keeps this frame, which must not keep the error, nor the request's memory.
+            del outcome, future, inference, request
+
+    def _ended(self, model: ServedModel) -> None:
+        self._registry.release(model)
+        self._inflight -= 1
+        if not self._inflight and self._idle is not None:
+            self._idle()
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for those that run; return whether all ended in time."""

@@ -6,10 +6,22 @@ caller named none.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from headrace.types import IndexEntry, InferenceRequest, InferenceResponse, ModelMetadata, ServerMetadata
 from headrace_protocol._generated import grpc_service_pb2, model_config_pb2
+from headrace_protocol.errors import InferError
+
+Outcome = InferenceResponse | InferError
+
+
+class Cancellable(Protocol):
+    """A request under way."""
+
+    def cancel(self) -> None:
+        """Tell that nobody waits any more: it leaves the queue, or its backend is told. Idempotent."""
+        ...
 
 
 class DataPlane(Protocol):
@@ -39,6 +51,14 @@ class DataPlane(Protocol):
 
     def statistics(self, name: str, version: int) -> grpc_service_pb2.ModelStatisticsResponse:
         """Return the statistics of a model's version, of all its versions (LATEST), or of all models (name "")."""
+        ...
+
+    def submit(self, request: InferenceRequest, done: Callable[[Outcome], None]) -> Cancellable:
+        """Begin one request: `done` is called once, on the loop, with its response or error, unless it is cancelled.
+
+        It is not called before this returns. Raises InferError where the request cannot even be queued. Whoever gets a
+        response releases it.
+        """
         ...
 
     async def infer(self, request: InferenceRequest) -> InferenceResponse:

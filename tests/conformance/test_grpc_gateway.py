@@ -12,6 +12,7 @@ import tritonclient.grpc
 import tritonclient.grpc.aio
 from tritonclient.utils import InferenceServerException
 
+from echo_planes import SubmitsByInfer
 from headrace.gateway.grpc.settings import GrpcSettings
 from headrace.gateway.grpc.transport import GrpcGateway, choose_transport
 from headrace.types import (
@@ -31,7 +32,7 @@ INFERENCE = "/inference.GRPCInferenceService/"
 TRANSPORTS = ("grpcio", "pygrpc-native")
 
 
-class EchoData:
+class EchoData(SubmitsByInfer):
     """OUTPUTi = INPUTi. Model `hang` waits until it is cancelled, `held` until `let_go`; others fail as named."""
 
     def __init__(self):

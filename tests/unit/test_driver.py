@@ -62,6 +62,20 @@ class OneInstance:
         self.on_slot_free()
 
 
+class Asked:
+    """A request that was submitted, and what became of it."""
+
+    def __init__(self, driver: SchedulerDriver, prepared) -> None:
+        self.future = asyncio.get_running_loop().create_future()
+        self.pending = driver.submit(prepared, self.done)
+
+    def done(self, outcome) -> None:
+        if isinstance(outcome, InferError):
+            self.future.set_exception(outcome)
+        else:
+            self.future.set_result(outcome)
+
+
 def make(max_batch_size: int = 8, arena_bytes: int = 1 << 16, **batching):
     config = model(
         [tensor("A", "FP32", 1)],
@@ -80,7 +94,7 @@ def make(max_batch_size: int = 8, arena_bytes: int = 1 << 16, **batching):
         request = InferenceRequest("m", -1, SystemClock.now_ns())
         data = np.full((rows, 1), value, np.float32).tobytes()
         request.inputs = [InputTensor("A", FP32, (rows, 1), data)]
-        return driver.submit(signature.prepare(request))
+        return Asked(driver, signature.prepare(request))
 
     return driver, instance, statistics, submit
 
@@ -112,8 +126,7 @@ async def test_a_waiting_request_that_is_cancelled_never_runs() -> None:
     driver, instance, statistics, submit = make(max_batch_size=1)
     first, second, third = submit(1), submit(2), submit(3)
     await turn()
-    second.future.cancel()
-    driver.cancel(second)
+    driver.cancel(second.pending)
     assert (statistics.pending, statistics.failures[FailureReason.CANCELED]) == (1, 1)
     instance.finish()
     await turn()
@@ -126,8 +139,7 @@ async def test_a_running_request_that_is_cancelled_is_told_to_the_backend_and_it
     driver, instance, statistics, submit = make()
     kept, gone = submit(1), submit(2)
     await turn()
-    gone.future.cancel()
-    driver.cancel(gone)
+    driver.cancel(gone.pending)
     assert instance.cancels == [(1, 1)]
     instance.finish()
     assert value(await kept.future) == 1
@@ -135,13 +147,25 @@ async def test_a_running_request_that_is_cancelled_is_told_to_the_backend_and_it
     assert not instance.arena.ranges.allocated_bytes
 
 
-async def test_an_answer_that_comes_in_the_turn_of_the_cancel_is_released() -> None:
-    driver, instance, _, submit = make()
-    pending = submit(1)
+async def test_a_cancel_after_the_answer_changes_nothing() -> None:
+    driver, instance, statistics, submit = make()
+    asked = submit(1)
     await turn()
     instance.finish()
-    driver.cancel(pending)
-    assert not instance.arena.ranges.allocated_bytes
+    driver.cancel(asked.pending)
+    assert value(await asked.future) == 1
+    assert not instance.cancels
+    assert not statistics.failures[FailureReason.CANCELED]
+
+
+async def test_who_fails_to_take_an_answer_does_not_cost_the_batch_theirs(caplog: pytest.LogCaptureFixture) -> None:
+    _, instance, _, submit = make()
+    bad, good = submit(1), submit(2)
+    bad.pending.done = lambda _: 1 / 0
+    await turn()
+    instance.finish()
+    assert value(await good.future) == 2
+    assert "could not be handed over" in caplog.text
 
 
 async def test_a_full_queue_refuses_and_counts() -> None:
@@ -172,8 +196,7 @@ async def test_answers_keep_the_order_of_arrival_also_past_a_cancelled_one() -> 
     driver, instance, _, submit = make(max_batch_size=1, preserve_ordering=True)
     first, second = submit(1), submit(2)
     await turn()
-    second.future.cancel()
-    driver.cancel(second)
+    driver.cancel(second.pending)
     assert not first.future.done()
     instance.finish()
     assert value(await first.future) == 1

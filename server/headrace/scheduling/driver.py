@@ -7,6 +7,7 @@ future exactly once. It decides nothing about batching.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -35,21 +36,27 @@ class Instances(Protocol):
         ...
 
 
+_log = logging.getLogger("headrace.scheduling")
+
+Outcome = InferenceResponse | InferError
+
+
 class Pending:
     """A request between `submit` and its answer."""
 
-    __slots__ = ("batch", "future", "index", "item", "prepared", "process", "result", "started_ns")
+    __slots__ = ("batch", "done", "index", "item", "prepared", "process", "result", "started_ns")
 
-    def __init__(self, prepared: PreparedRequest, future: asyncio.Future[InferenceResponse]) -> None:
+    def __init__(self, prepared: PreparedRequest, done: Callable[[Outcome], None]) -> None:
         self.prepared = prepared
-        self.future = future
+        self.done: Callable[[Outcome], None] | None = done
+        """Who waits for the outcome; None once it was told, or nobody waits any more."""
         self.item: QueuedRequest | None = None
         """None once it is completed: the two hold each other, and a request's memory must not wait for the collector."""
         self.process: ModelProcess | None = None
         self.batch = 0
         self.index = 0
         self.started_ns = 0
-        self.result: InferenceResponse | InferError | None = None
+        self.result: Outcome | None = None
 
 
 class SchedulerDriver:
@@ -84,10 +91,13 @@ class SchedulerDriver:
         """How many requests wait for an instance."""
         return self._scheduler.waiting + (len(self._stalled) if self._stalled else 0)
 
-    def submit(self, prepared: PreparedRequest) -> Pending:
-        """Queue a request; its answer arrives in `future`. Raises InferError UNAVAILABLE where the queue is full."""
+    def submit(self, prepared: PreparedRequest, done: Callable[[Outcome], None]) -> Pending:
+        """Queue a request; `done` is called once with its outcome, unless it is cancelled first.
+
+        Raises InferError UNAVAILABLE where the queue is full. `done` runs on the loop and should be quick.
+        """
         now = self._now_ns()
-        pending = Pending(prepared, self._loop.create_future())
+        pending = Pending(prepared, done)
         request = prepared.request
         item = QueuedRequest(pending, prepared.rows, prepared.shape_key, request.priority, request.timeout_us)
         pending.item = item
@@ -107,13 +117,10 @@ class SchedulerDriver:
 
     def cancel(self, pending: Pending) -> None:
         """Nobody waits for this request any more: out of the queue, or the backend is told."""
-        item, future = pending.item, pending.future
-        if future.done() and not future.cancelled():
-            if future.exception() is None:  # the answer came in the same turn of the loop, and nobody will read it
-                future.result().release()
+        item = pending.item
+        if pending.done is None or item is None:
             return
-        if item is None:
-            return
+        pending.done = None
         if pending.process is not None:
             pending.process.cancel(pending.batch, pending.index)
         elif self._scheduler.cancel(item):
@@ -171,13 +178,15 @@ class SchedulerDriver:
         for item in self._scheduler.expire(now):
             self._statistics.pending -= 1
             waited_ms = (now - item.enqueued_ns) // 1_000_000
-            self._finish(
-                item.owner,
-                unavailable(
-                    f"the request waited {waited_ms} ms for model '{self._signature.name}', longer than its timeout",
-                    FailureReason.REJECTED,
-                ),
+            error = unavailable(
+                f"the request waited {waited_ms} ms for model '{self._signature.name}', longer than its timeout",
+                FailureReason.REJECTED,
             )
+            self._finish_soon(item.owner, error)
+
+    def _finish_soon(self, pending: Pending, error: InferError) -> None:
+        """Complete a request that may be the one whose `submit` is on the stack: not before that returns."""
+        self._loop.call_soon(self._finish, pending, error)
 
     def _run(self, process: ModelProcess, batch: list[QueuedRequest], now: int) -> bool:
         pendings: list[Pending] = [item.owner for item in batch]
@@ -191,7 +200,7 @@ class SchedulerDriver:
                 return False
             self._statistics.pending -= len(batch)
             for pending in pendings:
-                self._finish(pending, unavailable(f"the tensors do not fit into the model's arena: {error}"))
+                self._finish_soon(pending, unavailable(f"the tensors do not fit into the model's arena: {error}"))
             return True
         payload.owners = pendings
         self._last_batch = len(batch)
@@ -201,7 +210,7 @@ class SchedulerDriver:
             pending.batch = number
             pending.index = index
             pending.started_ns = now
-            if pending.future.cancelled():
+            if pending.done is None:
                 process.cancel(number, index)
         return True
 
@@ -234,14 +243,14 @@ class SchedulerDriver:
         for pending, result in zip(payload.owners, results, strict=True):
             pending.process = None
             if result is None:
-                outcome: InferenceResponse | InferError = InferError(
+                outcome: Outcome = InferError(
                     ErrorCode.INTERNAL,
                     f"model '{self._signature.name}' gave no answer to the request",
                     FailureReason.BACKEND,
                 )
             else:
                 outcome = result
-            if isinstance(outcome, InferenceResponse) and done is not None and not pending.future.cancelled():
+            if isinstance(outcome, InferenceResponse) and done is not None and pending.done is not None:
                 request = pending.prepared.request
                 statistics.record_success(
                     pending.prepared.rows,
@@ -254,7 +263,7 @@ class SchedulerDriver:
                 )
             self._finish(pending, outcome)
 
-    def _finish(self, pending: Pending, outcome: InferenceResponse | InferError) -> None:
+    def _finish(self, pending: Pending, outcome: Outcome) -> None:
         if self._ordering is None:
             self._complete(pending, outcome)
             return
@@ -265,21 +274,25 @@ class SchedulerDriver:
             assert released.result is not None
             self._complete(released, released.result)
 
-    def _complete(self, pending: Pending, outcome: InferenceResponse | InferError) -> None:
+    def _complete(self, pending: Pending, outcome: Outcome) -> None:
         pending.item = None
+        done, pending.done = pending.done, None
         if isinstance(outcome, InferenceResponse):
-            if pending.future.done():
+            if done is None:
                 self._statistics.record_failure(FailureReason.CANCELED, self._age(pending))
                 outcome.release()
                 return
             outcome.id = pending.prepared.request.id
-            pending.future.set_result(outcome)
-            return
-        self._statistics.record_failure(
-            FailureReason.CANCELED if pending.future.cancelled() else outcome.reason, self._age(pending)
-        )
-        if not pending.future.done():
-            pending.future.set_exception(outcome)
+        else:
+            self._statistics.record_failure(
+                FailureReason.CANCELED if done is None else outcome.reason, self._age(pending)
+            )
+            if done is None:
+                return
+        try:
+            done(outcome)
+        except Exception:  # whoever fails to take its answer must not cost the rest of the batch theirs
+            _log.exception("an answer could not be handed over")
 
     def _age(self, pending: Pending) -> int:
         return self._now_ns() - pending.prepared.request.received_ns

@@ -10,14 +10,16 @@ import asyncio
 import logging
 import secrets
 import threading
+from functools import partial
 from typing import Any, Final
 
 from pygrpc_native import EVENT_CALL, NativeGrpcFront
 
 from headrace.gateway.grpc.errors import NUMBER, RESOURCE_EXHAUSTED, details
 from headrace.gateway.grpc.grpcio_server import StreamServer
-from headrace.gateway.grpc.service import Awaited, GrpcService, Immediate, Metadata, failure
+from headrace.gateway.grpc.service import MODEL_INFER, Awaited, GrpcService, Immediate, Metadata, failure
 from headrace.gateway.grpc.settings import GrpcSettings
+from headrace.planes import Cancellable, Outcome
 from headrace_protocol.errors import InferError, cancelled, unavailable
 
 _log = logging.getLogger(__name__)
@@ -34,15 +36,20 @@ class NativeServer:
 
     def __init__(self, service: GrpcService, settings: GrpcSettings) -> None:
         self._settings = settings
+        self._service = service
         self._methods: list[tuple[str, Immediate | None, Awaited | None]] = [
             *((path, handler, None) for path, handler in service.immediate.items()),
             *((path, None, handler) for path, handler in service.awaited.items()),
         ]
+        self._infer: Final = [path for path, _, _ in self._methods].index(MODEL_INFER)
         self._front: Any = None
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread
         self._streams = StreamServer(settings)
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._inferences: dict[int, Cancellable] = {}
+        """ModelInfer calls under way: they need no task of their own."""
+        self._inferred = asyncio.Event()
         self._stopping = False
 
     async def start(self) -> int:
@@ -77,11 +84,16 @@ class NativeServer:
             return
         self._stopping = True
         streams = asyncio.ensure_future(self._streams.stop(grace_s))
-        tasks = list(self._tasks.values())
+        tasks: list[asyncio.Future[Any]] = list(self._tasks.values())
+        if self._inferences:
+            tasks.append(asyncio.ensure_future(self._inferred.wait()))
         if tasks and grace_s > 0:
             await asyncio.wait(tasks, timeout=grace_s)
         for task in tasks:
             task.cancel()
+        for call_id in list(self._inferences):
+            self._inferences.pop(call_id).cancel()
+            self._fail(call_id, unavailable("the server is stopping"))
         await asyncio.gather(*tasks, return_exceptions=True)
         await streams
         await self._loop.run_in_executor(None, self._front.close)
@@ -129,6 +141,9 @@ class NativeServer:
             if self._stopping:
                 self._fail(call_id, unavailable("the server is stopping"))
                 continue
+            if method == self._infer:
+                self._begin_infer(call_id, payload, call[0])
+                continue
             path, immediate, awaited = self._methods[method]
             if awaited is not None:
                 coroutine = self._answer(call_id, path, awaited, payload, call[0])
@@ -139,6 +154,32 @@ class NativeServer:
                 self._front.respond(call_id, immediate(payload))
             except Exception as error:
                 self._fail(call_id, failure(path, error))
+
+    def _begin_infer(self, call_id: int, payload: bytes, metadata: Metadata) -> None:
+        try:
+            inference = self._service.begin_infer(payload, metadata, partial(self._end_infer, call_id))
+        except Exception as error:
+            self._fail(call_id, failure(MODEL_INFER, error))
+        else:
+            self._inferences[call_id] = inference
+
+    def _end_infer(self, call_id: int, outcome: Outcome) -> None:
+        self._forget(call_id)
+        if isinstance(outcome, InferError):
+            self._fail(call_id, outcome)
+            return
+        try:
+            answer = self._service.answer_infer(outcome)
+        except Exception as error:
+            self._fail(call_id, failure(MODEL_INFER, error))
+        else:
+            self._front.respond(call_id, answer)
+
+    def _forget(self, call_id: int) -> Cancellable | None:
+        inference = self._inferences.pop(call_id, None)
+        if self._stopping and not self._inferences:
+            self._inferred.set()
+        return inference
 
     async def _answer(self, call_id: int, path: str, handler: Awaited, payload: bytes, metadata: Metadata) -> None:
         try:
@@ -153,7 +194,12 @@ class NativeServer:
             self._tasks.pop(call_id, None)
 
     def _cancel(self, call_id: int) -> None:
-        """Cancel the task of a call whose client left or whose deadline passed."""
+        """Cancel a call whose client left or whose deadline passed."""
+        inference = self._forget(call_id)
+        if inference is not None:
+            inference.cancel()
+            self._fail(call_id, cancelled())  # to a client that has gone this says nothing
+            return
         task = self._tasks.get(call_id)
         if task is not None:
             task.cancel()

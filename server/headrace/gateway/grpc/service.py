@@ -15,7 +15,8 @@ from headrace.clock import Clock
 from headrace.gateway.grpc.codec import decode_infer, encode_infer
 from headrace.gateway.grpc.health import CHECK, encode_status
 from headrace.gateway.version import parse_version
-from headrace.planes import ControlPlane, DataPlane, LoadParameters
+from headrace.planes import Cancellable, ControlPlane, DataPlane, LoadParameters, Outcome
+from headrace.types import InferenceRequest, InferenceResponse
 from headrace_protocol._generated import grpc_service_pb2 as pb
 from headrace_protocol.errors import InferError, internal, invalid, unavailable, unsupported
 
@@ -42,6 +43,7 @@ _NOT_SERVED: Final = {
     "LogSettings": "log settings are not served yet",
 }
 
+MODEL_INFER: Final = f"/{SERVICE}/ModelInfer"
 STREAM_NOT_SERVED: Final = "ModelStreamInfer is not served yet: use ModelInfer"
 
 
@@ -68,7 +70,7 @@ class GrpcService:
         self.immediate: Final = {f"/{SERVICE}/{rpc}": handler for rpc, handler in immediate.items()}
         self.immediate[CHECK] = self.health_check
         self.awaited: Final[dict[str, Awaited]] = {
-            f"/{SERVICE}/ModelInfer": self.model_infer,
+            MODEL_INFER: self.model_infer,
             f"/{SERVICE}/RepositoryModelLoad": self.repository_model_load,
             f"/{SERVICE}/RepositoryModelUnload": self.repository_model_unload,
         }
@@ -152,15 +154,25 @@ class GrpcService:
         return b""
 
     async def model_infer(self, data: bytes, metadata: Metadata) -> bytes:
-        request = decode_infer(data, self._clock.now_ns())
-        for key, value in metadata:
-            if key == "traceparent" and isinstance(value, str):
-                request.trace_context = value
-        response = await self._data.infer(request)
+        return self.answer_infer(await self._data.infer(self._decode_infer(data, metadata)))
+
+    def begin_infer(self, data: bytes, metadata: Metadata, done: Callable[[Outcome], None]) -> Cancellable:
+        """Begin a ModelInfer; a response that `done` gets goes through `answer_infer`. Raises InferError."""
+        return self._data.submit(self._decode_infer(data, metadata), done)
+
+    def answer_infer(self, response: InferenceResponse) -> bytes:
+        """Return the encoded response, and release it. Raises InferError where it is too large."""
         try:
             return encode_infer(response, self._max_message_size)
         finally:
             response.release()
+
+    def _decode_infer(self, data: bytes, metadata: Metadata) -> InferenceRequest:
+        request = decode_infer(data, self._clock.now_ns())
+        for key, value in metadata:
+            if key == "traceparent" and isinstance(value, str):
+                request.trace_context = value
+        return request
 
     def _refuse_when_exiting(self) -> None:
         if self._data.exiting():
