@@ -38,7 +38,8 @@ def keep_large_buffers() -> None:
 
 
 def give_back() -> None:
-    """Return free heap pages to the system."""
+    """Collect garbage, of which an unloaded model leaves some, and return free heap pages to the system."""
+    gc.collect()
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)
@@ -60,7 +61,7 @@ async def _give_back_when_idle(requests: Callable[[], int], idle_s: float) -> No
         before = requests()
         await asyncio.sleep(idle_s)
         if requests() == before:
-            give_back()  # a tenth of a millisecond where there is nothing to give
+            give_back()  # some milliseconds, of which nobody waits for one
 
 
 def settle() -> None:

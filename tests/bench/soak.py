@@ -378,6 +378,7 @@ def cycle(cycles: int) -> None:
                 assert call(server, "/v2/repository/models/m/unload", {}) == (200, None)
                 wait_for_backends(server, 0)
                 if number in (1, 10, cycles):
+                    time.sleep(QUIET_S)
                     print(f"  after {number:3}: {totals(server)}")
             print("reload what serves")
             for number in range(1, cycles + 1):
@@ -385,6 +386,7 @@ def cycle(cycles: int) -> None:
                 load_and_ask(server)
                 wait_for_backends(server, 1)
                 if number in (1, 10, cycles):
+                    time.sleep(QUIET_S)
                     print(f"  after {number:3}: {totals(server)}")
 
 
