@@ -1,4 +1,4 @@
-"""What an endpoint answers, before it is an aiohttp response."""
+"""What an endpoint answers, before it is bytes on a connection."""
 
 from __future__ import annotations
 

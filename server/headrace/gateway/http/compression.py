@@ -74,14 +74,14 @@ def _weight(arguments: Sequence[str]) -> float:
     return 1.0
 
 
-def inflate(body: bytes, coding: Coding, limit: int) -> bytes:
+def inflate(body: bytes | memoryview, coding: Coding, limit: int) -> bytes:
     """Return `body` decoded. Nothing past `limit` bytes is ever inflated.
 
     Raises HttpError 413 over the limit, InferError INVALID_ARG for a body that is damaged, cut short or followed by
     bytes that are not part of it. gzip may have several members; deflate may be zlib's format or raw.
     """
     if coding is Coding.IDENTITY:
-        return body
+        return bytes(body)
     bits = _GZIP_BITS if coding is Coding.GZIP else (_ZLIB_BITS if _has_zlib_header(body) else _RAW_BITS)
     view = memoryview(body)
     pieces: list[bytes] = []
@@ -111,7 +111,7 @@ def inflate(body: bytes, coding: Coding, limit: int) -> bytes:
     raise invalid(f"the gzip body has more than {_MAX_MEMBERS} members")
 
 
-def _has_zlib_header(body: bytes) -> bool:
+def _has_zlib_header(body: bytes | memoryview) -> bool:
     """Return whether deflated data comes in zlib's format, as the standard has it, and not raw, as some send it."""
     return len(body) >= 2 and body[0] & 0x0F == 8 and int.from_bytes(body[:2], "big") % 31 == 0
 

@@ -1,71 +1,392 @@
-"""aiohttp's low-level server as this gateway uses it: what is not well-formed HTTP gets a JSON error, not a traceback."""
+"""A client's connection: one request after the other, answers in the order of their requests, and every wait bounded.
+
+It decides nothing about requests: the reader makes them, the endpoints answer them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final
+import math
+import socket
+import sys
+from collections.abc import Coroutine
+from typing import Final, cast
 
-from aiohttp import web
-from aiohttp.http_exceptions import LineTooLong
-
-from headrace.gateway.http.answer import JSON, SERVER
-from headrace.gateway.http.errors import error_body
+from headrace.gateway.http.answer import Answer
+from headrace.gateway.http.compression import Coding, compress
+from headrace.gateway.http.errors import HttpError, answer_to, error_body
+from headrace.gateway.http.reader import Admit, RequestReader
+from headrace.gateway.http.request import ACCEPT_ENCODING, HttpRequest, Target
 from headrace.gateway.http.settings import HttpSettings
+from headrace.gateway.http.wire import CONTINUE, head_of, negotiate
+from headrace_protocol.errors import InferError
 
 _log: Final = logging.getLogger(__name__)
 
+_READ_SIZE: Final = 65536
+"""Bytes received, and parsed, at once; large bodies aside."""
+_MAX_PENDING: Final = 65536
+"""Bytes taken while a request runs; with more the client has to wait."""
 _LINGER: Final = 1.0
-"""Seconds for which a body that nobody reads is drained after the answer, so that the client gets to see it."""
+"""Seconds for which what nobody reads is drained after the last answer, so that the client gets to see it."""
+_JOIN_BELOW: Final = 16384
+"""Smaller bodies are joined with the head, which costs less than a vectored write."""
+_COMPRESS_INLINE: Final = 65536
+"""Answers up to this size are compressed in place; larger ones in a thread."""
+_CLOCK_STEP: Final = 0.002
+"""Seconds by which a timer may come early."""
 
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+class Connections:
+    """All connections of one gateway, and what they share. The protocol factory of the listening socket."""
+
+    def __init__(self, settings: HttpSettings, admit: Admit, loop: asyncio.AbstractEventLoop) -> None:
+        self.settings: Final = settings
+        self.admit: Final = admit
+        self.loop: Final = loop
+        self.scratch: Final = memoryview(bytearray(_READ_SIZE))
+        """What any of them receives into; consumed before the next one receives."""
+        self.open: Final[set[Connection]] = set()
+        self.stopping = False
+        self._all_closed = asyncio.Event()
+
+    def __call__(self) -> Connection:
+        return Connection(self)
+
+    def opened(self, connection: Connection) -> None:
+        self.open.add(connection)
+        if self.stopping:
+            connection.close_when_idle()
+
+    def closed(self, connection: Connection) -> None:
+        self.open.discard(connection)
+        if self.stopping and not self.open:
+            self._all_closed.set()
+
+    async def stop(self, grace_s: float) -> None:
+        """Close idle connections, let the others finish for `grace_s` seconds, then cut what is left."""
+        self.stopping = True
+        for connection in list(self.open):
+            connection.close_when_idle()
+        if await self._emptied(grace_s):
+            return
+        _log.warning("%d HTTP connections are cut: not finished within %s s", len(self.open), grace_s)
+        tasks = [task for connection in list(self.open) if (task := connection.cut()) is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=_LINGER)
+        await self._emptied(_LINGER)
+
+    async def _emptied(self, seconds: float) -> bool:
+        if self.open:
+            try:
+                await asyncio.wait_for(self._all_closed.wait(), seconds)
+            except TimeoutError:
+                return False
+        return True
 
 
-class Connection(web.RequestHandler):
-    """One client connection."""
+class Connection(asyncio.BufferedProtocol):
+    """One connection. At most one of its requests runs; it owns that request's task."""
 
-    __slots__ = ()
+    __slots__ = (
+        "_active",
+        "_advancing",
+        "_all",
+        "_deadline",
+        "_ending",
+        "_in_head",
+        "_lingering",
+        "_loop",
+        "_pending",
+        "_reader",
+        "_reading_paused",
+        "_scratch",
+        "_task",
+        "_timer",
+        "_timer_at",
+        "_transport",
+        "_writing_paused",
+    )
 
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """Answer what could not be parsed as a request; called by aiohttp. The connection ends with the answer."""
-        if request.writer.output_size > 0:
-            raise ConnectionError("an answer had begun")
-        if isinstance(exc, LineTooLong) or (message or "").startswith("Too many headers"):
-            status, text = 431, "the request line or the headers are larger than the server takes"
-        elif status >= 500:
-            _log.error("an HTTP request failed outside its handler", exc_info=exc)
-            text = "internal error"
+    def __init__(self, connections: Connections) -> None:
+        self._all = connections
+        self._loop = connections.loop
+        self._scratch = connections.scratch
+        self._reader = RequestReader(connections.settings, connections.admit)
+        self._transport: asyncio.Transport
+        self._task: asyncio.Task[None] | None = None
+        self._active = False
+        """Whether a request runs: its answer is still to be written."""
+        self._advancing = False
+        self._ending = False
+        """Whether the last answer is written."""
+        self._lingering = False
+        self._pending = bytearray()
+        """What came while a request ran, not parsed yet."""
+        self._in_head = False
+        """Whether the deadline is that of a head: it has to be complete by then, not only to go on."""
+        self._reading_paused = self._writing_paused = False
+        self._deadline = math.inf
+        """When the client has taken too long to do what it has to do next."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+
+    # --- the protocol of the transport --------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # TCP_NODELAY is set by the event loop
+        self._wait(self._all.settings.keepalive_timeout)
+        self._all.opened(self)
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self._ending = True
+        self._cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._reader.release()
+        self._pending.clear()
+        self._all.closed(self)
+
+    def get_buffer(self, _sizehint: int) -> memoryview:
+        room = self._reader.room
+        return self._scratch if room is None else room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        reader = self._reader
+        if reader.room is not None:
+            reader.filled(nbytes)
+        elif self._ending or reader.ended:
+            reader.surplus = True
+            return
+        elif self._active or reader.ready or self._pending:
+            self._pending += self._scratch[:nbytes]
+            if len(self._pending) > _MAX_PENDING and not self._reading_paused:
+                self._reading_paused = True
+                self._transport.pause_reading()
+            return
         else:
-            text = f"this is not a well-formed HTTP request: {(message or type(exc).__name__).splitlines()[0][:200]}"
-        response = web.Response(status=status, body=error_body(text), content_type=JSON, headers={"Server": SERVER})
-        response.force_close()
-        return response
+            reader.feed(self._scratch[:nbytes])
+        self._advance()
+
+    def eof_received(self) -> None:
+        """End with the client: one that sends no more is taken not to wait for its answer either."""
+        self._ending = True
+        self._cancel()
+
+    def pause_writing(self) -> None:
+        self._writing_paused = True
+
+    def resume_writing(self) -> None:
+        self._writing_paused = False
+        self._advance()
+
+    # --- stopping -----------------------------------------------------------------------------------------------------
+
+    def close_when_idle(self) -> None:
+        """Close now where no request is under way, otherwise after the answers that are due."""
+        reader = self._reader
+        if not (self._active or reader.ready or reader.in_body or self._ending):
+            self._close()
+
+    def cut(self) -> asyncio.Task[None] | None:
+        """End at once; return the task of a request that was running, which is cancelled."""
+        task = self._task if self._active else None
+        self._ending = True
+        self._cancel()
+        self._transport.abort()
+        return task
+
+    # --- one request after the other ----------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Begin the next request where it is there and its turn; otherwise say for how long it is waited for."""
+        if self._advancing:
+            return
+        self._advancing = True
+        ready = self._reader.ready
+        while not (self._active or self._writing_paused or self._ending):
+            if ready:
+                self._begin(ready.popleft())
+            elif self._pending and self._reader.room is None:
+                self._feed_pending()
+            else:
+                self._await_client()
+                break
+        else:
+            if self._active:
+                self._deadline = math.inf
+            elif not self._ending:
+                self._wait(self._all.settings.keepalive_timeout)
+        self._advancing = False
+
+    def _feed_pending(self) -> None:
+        reader = self._reader
+        if reader.ended:
+            reader.surplus = True
+            self._pending.clear()
+            return
+        piece = bytes(self._pending[:_READ_SIZE])
+        del self._pending[:_READ_SIZE]
+        reader.feed(piece)
+        if reader.room is not None and self._pending:
+            count = min(len(reader.room), len(self._pending))
+            reader.room[:count] = self._pending[:count]
+            del self._pending[:count]
+            reader.filled(count)
+
+    def _await_client(self) -> None:
+        reader = self._reader
+        settings = self._all.settings
+        if self._reading_paused:
+            self._reading_paused = False
+            self._transport.resume_reading()
+        if not reader.in_message:
+            self._wait(settings.keepalive_timeout)
+        elif reader.in_body:
+            if reader.wants_continue:
+                reader.wants_continue = False
+                self._transport.write(CONTINUE)
+            self._wait(settings.body_idle_timeout)
+        elif not self._in_head:
+            self._in_head = True
+            self._wait(settings.body_idle_timeout)
+
+    def _begin(self, request: HttpRequest) -> None:
+        self._in_head = False
+        target = request.target
+        if request.early is not None:
+            self._answer(request, request.early)
+            return
+        assert target is not None
+        if target.reply is None:
+            self._start(self._run(request, target))
+            return
+        try:
+            answer = target.reply(request, target.route)
+        except Exception as error:
+            answer = _failure(request, error)
+        self._answer(request, answer)
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        self._active = True
+        if sys.version_info >= (3, 12):
+            self._task = asyncio.Task(work, loop=self._loop, name="http", eager_start=True)
+        else:
+            self._task = asyncio.Task(work, loop=self._loop, name="http")
+
+    async def _run(self, request: HttpRequest, target: Target) -> None:
+        assert target.service is not None
+        try:
+            try:
+                answer = await target.service(request, target.route)
+            except Exception as error:
+                answer = _failure(request, error)
+            self._active = False
+            self._answer(request, answer)
+            self._advance()
+        except BaseException:  # cancelled, or a fault of this very class: nothing more can be said here
+            self._transport.abort()
+            raise
+
+    async def _run_compression(self, request: HttpRequest, answer: Answer, coding: Coding) -> None:
+        try:
+            answer.body = await asyncio.to_thread(compress, answer.body, coding)
+            self._active = False
+            self._write(request, answer)
+            self._advance()
+        except BaseException:
+            self._transport.abort()
+            raise
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def _answer(self, request: HttpRequest, answer: Answer) -> None:
+        if len(answer.body) >= self._all.settings.min_compress_size and ACCEPT_ENCODING in request.fields:
+            coding = negotiate(request, answer)
+            if coding is not Coding.IDENTITY:
+                if len(answer.body) > _COMPRESS_INLINE:
+                    self._start(self._run_compression(request, answer, coding))
+                    return
+                answer.body = compress(answer.body, coding)
+        self._write(request, answer)
+
+    def _write(self, request: HttpRequest, answer: Answer) -> None:
+        if self._ending:
+            return
+        keep_alive = request.keep_alive and not answer.close and not self._all.stopping
+        head = head_of(answer, old=request.old, keep_alive=keep_alive)
+        body = answer.body if request.method != b"HEAD" else b""
+        if len(body) < _JOIN_BELOW:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines((head, body))
+        if not keep_alive:
+            self._end(linger=not request.whole or self._reader.surplus or bool(self._pending))
+
+    def _end(self, *, linger: bool) -> None:
+        self._ending = True
+        if linger:
+            self._lingering = True
+            self._pending.clear()
+            self._transport.write_eof()
+            if self._reading_paused:
+                self._transport.resume_reading()
+            self._wait(_LINGER)
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        self._ending = True
+        self._transport.close()
+        self._wait(self._all.settings.keepalive_timeout)  # for a client that does not take its answer
+
+    def _cancel(self) -> None:
+        if self._active and self._task is not None:
+            self._task.cancel()
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def _wait(self, seconds: float) -> None:
+        """Set the deadline. The timer is moved only where it would come too late; one that comes early looks again."""
+        self._deadline = deadline = self._loop.time() + seconds
+        if deadline < self._timer_at:
+            self._set_timer(deadline)
+
+    def _set_timer(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = when
+        self._timer = self._loop.call_at(when, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._timer_at = math.inf
+        if self._deadline > self._loop.time() + _CLOCK_STEP:
+            if self._deadline < math.inf:
+                self._set_timer(self._deadline)
+            return
+        reader = self._reader
+        if self._lingering:
+            self._lingering = False
+            self._close()
+        elif self._ending or self._writing_paused:
+            self._transport.abort()
+        elif reader.in_message:
+            seconds = self._all.settings.body_idle_timeout
+            if reader.in_body:
+                reader.time_out(f"no byte of the body came for {seconds} seconds")
+            else:
+                reader.time_out(f"the head of the request was not complete after {seconds} seconds")
+            self._advance()
+        else:
+            self._close()
 
 
-class WebServer(web.Server):
-    """The protocol factory of the listening socket. A client that disconnects cancels the handler of its request."""
-
-    def __init__(self, handler: Handler, settings: HttpSettings, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(handler, handler_cancellation=True, loop=loop)
-        self._settings = settings
-
-    def __call__(self) -> web.RequestHandler:
-        settings = self._settings
-        return Connection(
-            self,
-            loop=self._loop,
-            keepalive_timeout=settings.keepalive_timeout,
-            access_log=None,  # type: ignore[arg-type]  # aiohttp itself asks whether there is one
-            max_line_size=settings.max_header_line,
-            max_field_size=settings.max_header_line,
-            max_headers=settings.max_headers,
-            lingering_time=_LINGER,
-            auto_decompress=False,
-        )
+def _failure(request: HttpRequest, error: Exception) -> Answer:
+    if isinstance(error, InferError | HttpError):
+        return answer_to(error)
+    _log.error("an HTTP request failed: %r", request.url[:200], exc_info=error)
+    return Answer(error_body("internal error; the server's log has the details"), 500)

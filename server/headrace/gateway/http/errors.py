@@ -7,7 +7,8 @@ from typing import Final
 
 import msgspec
 
-from headrace_protocol.errors import ErrorCode
+from headrace.gateway.http.answer import Answer
+from headrace_protocol.errors import ErrorCode, InferError
 
 STATUS: Final[Mapping[ErrorCode, int]] = {
     ErrorCode.UNKNOWN: 400,
@@ -45,3 +46,10 @@ def too_large(message: str) -> HttpError:
 def error_body(message: str) -> bytes:
     """Return the JSON object that every failing answer carries."""
     return msgspec.json.encode({"error": message})
+
+
+def answer_to(error: HttpError | InferError) -> Answer:
+    """Return what the client is told of a failure."""
+    if isinstance(error, InferError):
+        return Answer(error_body(error.message), STATUS[error.code])
+    return Answer(error_body(error.message), error.status, headers=error.headers, close=error.close)

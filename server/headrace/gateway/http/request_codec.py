@@ -71,7 +71,7 @@ class ResponseForm:
 
 
 def decode_request(
-    request: InferenceRequest, body: bytes, header_length: str | None, max_input_size: int
+    request: InferenceRequest, body: bytes | memoryview, header_length: str | None, max_input_size: int
 ) -> ResponseForm:
     """Fill `request` from `body` and return the form its answer takes.
 
@@ -108,8 +108,8 @@ def _parse_header_length(text: str, body_size: int) -> int:
     raise invalid(f"{HEADER_LENGTH} {text[:40]!r} is not a number of bytes between 0 and the body's {body_size}")
 
 
-def _decode_json(body: bytes, json_size: int, header_length: str | None) -> _Request:
-    text = body if json_size == len(body) else body[:json_size]
+def _decode_json(body: bytes | memoryview, json_size: int, header_length: str | None) -> _Request:
+    text = body if type(body) is bytes and json_size == len(body) else bytes(memoryview(body)[:json_size])
     check_depth(text, _REQUEST)
     try:
         return _decoder.decode(text)

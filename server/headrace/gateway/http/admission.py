@@ -1,0 +1,100 @@
+"""What can be said of a request when its head is there: where it leads, and how large a body it may bring.
+
+Pure: no sockets. A request that cannot be served is refused here, before its body is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from headrace.gateway.http.compression import Coding, request_coding
+from headrace.gateway.http.errors import HttpError, too_large
+from headrace.gateway.http.request import (
+    CONTENT_ENCODING,
+    CONTENT_LENGTH,
+    EXPECT,
+    HEADER_LENGTH,
+    TRANSFER_ENCODING,
+    HttpRequest,
+    Reply,
+    Service,
+    Target,
+)
+from headrace.gateway.http.routes import Endpoint, resolve
+from headrace.gateway.http.settings import HttpSettings
+
+UNREAD_LIMIT: Final = 65536
+"""A body that nobody asked for is read and dropped up to this size, so that its connection can go on."""
+
+_KNOWN_URLS: Final = 1024
+_LONGEST_KNOWN_URL: Final = 256
+
+
+class Admission:
+    """The rules, over the endpoints of one gateway. Remembers where the URLs it has seen lead to, up to a bound."""
+
+    def __init__(
+        self, settings: HttpSettings, replies: Mapping[Endpoint, Reply], services: Mapping[Endpoint, Service]
+    ) -> None:
+        self._replies = replies
+        self._services = services
+        self._max_body = settings.max_body_size
+        self._max_parsed = min(settings.max_input_size, settings.max_body_size)
+        self._known: dict[bytes, Target] = {}
+
+    def admit(self, request: HttpRequest) -> int:
+        """Set the request's target and coding; return the limit of its body in bytes.
+
+        Raises HttpError 404, 405, 413 (where the length is declared), 415, 417 and 501, and InferError for a path that
+        names no version or is not UTF-8.
+        """
+        target = self._known.get(request.url) or self._find(request.url)
+        fields = request.fields
+        if request.method not in target.methods:
+            method, allowed = request.method[:20].decode("latin-1"), ", ".join(target.route.endpoint.methods)
+            raise HttpError(405, f"method {method} is not allowed here, {allowed} is", {"Allow": allowed})
+        request.target = target
+        if TRANSFER_ENCODING in fields and fields[TRANSFER_ENCODING].strip().lower() != b"chunked":
+            raise HttpError(501, "the only Transfer-Encoding that is served is chunked", close=True)
+        if target.service is None:
+            limit = UNREAD_LIMIT
+        else:
+            limit = self._max_body if HEADER_LENGTH in fields else self._max_parsed
+        if CONTENT_ENCODING in fields and target.service is not None:
+            request.coding = request_coding((fields[CONTENT_ENCODING].decode("latin-1"),))
+            if request.coding is not Coding.IDENTITY:
+                limit = self._max_parsed
+        declared = fields.get(CONTENT_LENGTH)
+        if declared is not None and int(declared) > limit:
+            raise over(limit, f"a body of {int(declared)} bytes was announced")
+        if EXPECT in fields and fields[EXPECT].strip().lower() != b"100-continue":
+            expectation = fields[EXPECT][:40].decode("latin-1")
+            raise HttpError(417, f"expectation {expectation!r} cannot be met; only 100-continue can", close=True)
+        return limit
+
+    def _find(self, url: bytes) -> Target:
+        route = resolve(path_of(url))
+        if route is None:
+            raise HttpError(404, "no such path")
+        endpoint = route.endpoint
+        target = Target(route, self._replies.get(endpoint), self._services.get(endpoint))
+        if len(url) <= _LONGEST_KNOWN_URL:
+            if len(self._known) >= _KNOWN_URLS:
+                self._known.clear()
+            self._known[url] = target
+        return target
+
+
+def path_of(url: bytes) -> str:
+    """Return the path, still percent-encoded, of a request target in origin or absolute form."""
+    text = url.decode("latin-1")
+    if not text.startswith("/"):
+        _, found, rest = text.partition("://")
+        text = "/" + rest.partition("/")[2] if found else text
+    return text.partition("?")[0].partition("#")[0]
+
+
+def over(limit: int, fact: str) -> HttpError:
+    """Return the 413 of a body on the wire."""
+    return too_large(f"{fact}, the limit for this request is {limit} bytes")
