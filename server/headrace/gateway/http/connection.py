@@ -175,6 +175,7 @@ class Connection(asyncio.BufferedProtocol):
         """End with the client: one that sends no more is taken not to wait for its answer either."""
         self._ending = True
         self._cancel()
+        self._wait(self._all.settings.keepalive_timeout)  # the transport closes itself once it has written everything
 
     def pause_writing(self) -> None:
         self._writing_paused = True
@@ -218,7 +219,8 @@ class Connection(asyncio.BufferedProtocol):
         else:
             if self._active:
                 self._deadline = math.inf
-            elif not self._ending:
+            elif not self._ending:  # the client has to take the last answer
+                self._in_head = False
                 self._wait(self._all.settings.keepalive_timeout)
         self._advancing = False
 
@@ -242,7 +244,8 @@ class Connection(asyncio.BufferedProtocol):
         settings = self._all.settings
         if self._reading_paused:
             self._reading_paused = False
-            self._transport.resume_reading()
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
         if not reader.in_message:
             self._wait(settings.keepalive_timeout)
         elif reader.in_body:
@@ -314,7 +317,7 @@ class Connection(asyncio.BufferedProtocol):
         self._write(request, answer)
 
     def _write(self, request: HttpRequest, answer: Answer) -> None:
-        if self._ending:
+        if self._ending or self._transport.is_closing():
             return
         keep_alive = request.keep_alive and not answer.close and not self._all.stopping
         head = head_of(answer, old=request.old, keep_alive=keep_alive)

@@ -306,6 +306,7 @@ class RequestReader:
         request.keep_alive = request.whole = self.in_message = self.wants_continue = False
         self._request = self.room = None
         self._body = b""
+        self._place = memoryview(b"")
         self.ended = True
         self.ready.append(request)
 

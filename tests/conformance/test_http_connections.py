@@ -1,0 +1,353 @@
+"""What a connection of the HTTP door does over time: order, waiting, disconnecting, closing. On both event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+import uvloop
+
+from echo_planes import EchoDataPlane, NotingControlPlane
+from headrace.gateway.http.app import HttpGateway, HttpSettings
+
+SETTINGS = HttpSettings(address="127.0.0.1", port=0)
+BODY = json.dumps({"inputs": [{"name": "INPUT0", "shape": [2], "datatype": "INT8", "data": [1, 2]}]}).encode()
+READY = b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\n\r\n"
+LAST = READY.replace(b"Host: x", b"Connection: close")
+SECONDS = 10
+
+
+def infer(*headers: str, model: str = "echo", body: bytes = BODY) -> bytes:
+    lines = [f"POST /v2/models/{model}/infer HTTP/1.1", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+class Client:
+    """A raw connection to the door."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, *parts: bytes) -> None:
+        for part in parts:
+            self.writer.write(part)
+
+    async def answer(self) -> tuple[int, dict[str, str], bytes]:
+        async with asyncio.timeout(SECONDS):
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
+            status, *lines = head.rstrip().split("\r\n")
+            headers = dict(line.split(": ", 1) for line in lines)
+            return int(status.split()[1]), headers, await self.reader.readexactly(int(headers["Content-Length"]))
+
+    async def rest(self) -> bytes:
+        return await asyncio.wait_for(self.reader.read(), SECONDS)
+
+
+class Door:
+    def __init__(self, settings: HttpSettings) -> None:
+        self.data = EchoDataPlane()
+        self.gateway = HttpGateway(self.data, NotingControlPlane(), settings)
+        self.port = 0
+        self.clients: list[Client] = []
+
+    async def connect(self, **options: int) -> Client:
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.port, **options))
+        self.clients.append(client)
+        return client
+
+
+OnDoor = Callable[..., None]
+
+
+@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def on_door(request: pytest.FixtureRequest) -> OnDoor:
+    """Run a scenario with a door of its own, on each event loop."""
+
+    def run(scenario: Callable[[Door], Awaitable[None]], **settings: float) -> None:
+        async def main() -> None:
+            door = Door(replace(SETTINGS, **settings))
+            door.port = await door.gateway.start()
+            try:
+                async with asyncio.timeout(60):
+                    await scenario(door)
+            finally:
+                for client in door.clients:
+                    client.writer.close()
+                await door.gateway.stop(1)
+
+        request.param(main())
+
+    return run
+
+
+def test_requests_of_one_connection_are_answered_one_after_the_other(on_door):
+    async def scenario(door: Door) -> None:
+        client = await door.connect()
+        client.send(infer(model="slow"), infer(), READY, infer(), LAST)
+        await asyncio.wait_for(door.data.slow_began.wait(), SECONDS)
+        assert [request.model_name for request in door.data.requests] == ["slow"]
+        door.data.release_slow.set()
+        answers = [await client.answer() for _ in range(5)]
+        assert [status for status, _, _ in answers] == [200] * 5
+        assert [len(body) > 0 for _, _, body in answers] == [True, True, False, True, False]
+        assert await client.rest() == b""
+
+    on_door(scenario)
+
+
+def test_what_is_sent_ahead_of_a_slow_request_is_bounded(on_door):
+    async def scenario(door: Door) -> None:
+        client = await door.connect()
+        client.send(infer(model="slow"))
+        await asyncio.wait_for(door.data.slow_began.wait(), SECONDS)
+        request = infer(body=BODY.ljust(8192))
+        count = (12 << 20) // len(request)
+        client.send(request * count)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.writer.drain(), 0.5)
+        door.data.release_slow.set()
+        assert (await client.answer())[0] == 200
+        for _ in range(count):
+            assert (await client.answer())[0] == 200
+
+    on_door(scenario)
+
+
+def test_a_client_that_takes_no_answers_is_not_read_from(on_door):
+    async def scenario(door: Door) -> None:
+        client = await door.connect(limit=1024)
+        payload = bytes(4 << 20)
+        tensor = {"name": "INPUT0", "shape": [len(payload)], "datatype": "UINT8"}
+        text = json.dumps({"inputs": [tensor | {"parameters": {"binary_data_size": len(payload)}}]})
+        head = json.loads(text) | {"parameters": {"binary_data_output": True}}
+        text = json.dumps(head)
+        request = infer(f"Inference-Header-Content-Length: {len(text)}", body=text.encode() + payload)
+        client.send(*[request] * 8)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.writer.drain(), 0.5)
+        assert len(door.data.requests) < 8
+        for _ in range(8):
+            assert (await client.answer())[2][-len(payload) :] == payload
+        assert len(door.data.requests) == 8
+
+    on_door(scenario)
+
+
+@pytest.mark.parametrize("how", ["closes", "closes one way", "resets"])
+def test_a_client_that_goes_away_cancels_its_inference(on_door, how):
+    async def scenario(door: Door) -> None:
+        client = await door.connect()
+        client.send(infer(model="slow"))
+        await asyncio.wait_for(door.data.slow_began.wait(), SECONDS)
+        if how == "closes":
+            client.writer.close()
+        elif how == "closes one way":
+            client.writer.write_eof()
+        else:
+            linger = b"\1\0\0\0\0\0\0\0"
+            client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            client.writer.transport.abort()
+        await asyncio.wait_for(door.data.cancelled.wait(), SECONDS)
+        if how == "closes one way":
+            assert await client.rest() == b""
+
+    on_door(scenario)
+
+
+def test_an_inference_that_cancels_itself_ends_its_connection_alone(on_door):
+    async def scenario(door: Door) -> None:
+        door.data.failure = asyncio.CancelledError()  # type: ignore[assignment]
+        client, other = await door.connect(), await door.connect()
+        client.send(infer())
+        try:
+            assert await client.rest() == b""
+        except ConnectionResetError:
+            pass
+        other.send(READY)
+        assert (await other.answer())[0] == 200
+
+    on_door(scenario)
+
+
+def test_an_idle_connection_is_closed(on_door):
+    async def scenario(door: Door) -> None:
+        fresh, used = await door.connect(), await door.connect()
+        used.send(READY)
+        assert (await used.answer())[0] == 200
+        assert await fresh.rest() == b""
+        assert await used.rest() == b""
+
+    on_door(scenario, keepalive_timeout=0.2)
+
+
+def test_a_connection_in_use_outlives_the_idle_time(on_door):
+    async def scenario(door: Door) -> None:
+        client = await door.connect()
+        for _ in range(6):
+            client.send(READY)
+            assert (await client.answer())[0] == 200
+            await asyncio.sleep(0.1)
+        client.send(infer(model="slow"))
+        await asyncio.sleep(0.6)
+        door.data.release_slow.set()
+        assert (await client.answer())[0] == 200
+
+    on_door(scenario, keepalive_timeout=0.4)
+
+
+@pytest.mark.parametrize(("begin", "piece"), [(b"GET /v2", b"x"), (READY[:-2], b"X: y\r\n")])
+def test_a_head_that_does_not_become_complete_gets_408(on_door, begin, piece):
+    async def scenario(door: Door) -> None:
+        client = await door.connect()
+        client.send(READY)
+        assert (await client.answer())[0] == 200
+        client.send(begin)
+        answer = asyncio.create_task(client.answer())
+        while not answer.done():
+            client.send(piece)
+            await asyncio.sleep(0.05)
+        assert (await answer)[0] == 408
+        assert await client.rest() == b""
+
+    on_door(scenario, body_idle_timeout=0.3)
+
+
+def test_a_body_may_take_long_as_long_as_it_goes_on(on_door):
+    async def scenario(door: Door) -> None:
+        client = await door.connect()
+        request = infer()
+        for i in range(0, len(request), 20):
+            client.send(request[i : i + 20])
+            await asyncio.sleep(0.1)
+        assert (await client.answer())[0] == 200
+        client.send(request[:-5])
+        status, headers, _ = await client.answer()
+        assert (status, headers["Connection"]) == (408, "close")
+
+    on_door(scenario, body_idle_timeout=0.3)
+
+
+def test_a_client_sees_why_it_is_refused_although_it_goes_on_sending(on_door):
+    async def scenario(door: Door) -> None:
+        client = await door.connect()
+        client.send(infer(body=bytes(8 << 20)))
+        status, headers, _ = await client.answer()
+        assert (status, headers["Connection"]) == (413, "close")
+        assert await client.rest() == b""
+
+    on_door(scenario, max_input_size=1 << 20)
+
+
+def test_a_client_that_sends_for_ever_after_its_refusal_is_cut_off(on_door):
+    async def scenario(door: Door) -> None:
+        client = await door.connect()
+        client.send(b"NONSENSE\r\n\r\n")
+        assert (await client.answer())[0] == 400
+        with pytest.raises(ConnectionError):
+            while True:
+                client.send(bytes(1000))
+                await client.writer.drain()
+                await asyncio.sleep(0.05)
+
+    on_door(scenario)
+
+
+def test_a_request_with_a_body_that_nobody_asked_for_leaves_the_connection_open(on_door):
+    async def scenario(door: Door) -> None:
+        client = await door.connect()
+        wrong = infer().replace(b"/infer", b"/nope")
+        client.send(wrong, infer("Content-Encoding: br"), READY.replace(b"GET", b"POST"), READY)
+        assert [(await client.answer())[0] for _ in range(4)] == [404, 415, 405, 200]
+
+    on_door(scenario)
+
+
+def test_an_offer_to_upgrade_is_ignored(on_door):
+    async def scenario(door: Door) -> None:
+        client = await door.connect()
+        offer = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA")
+        client.send(infer(*offer), infer(*offer))
+        for _ in range(2):
+            status, headers, body = await client.answer()
+            assert (status, headers.get("Connection")) == (200, None)
+            assert json.loads(body)["outputs"][0]["data"] == [1, 2]
+
+    on_door(scenario)
+
+
+def test_the_answer_to_head_has_no_body(on_door):
+    async def scenario(door: Door) -> None:
+        client = await door.connect()
+        client.send(READY.replace(b"GET", b"HEAD"), LAST)
+        answer = await client.rest()
+        assert answer.startswith(b"HTTP/1.1 405 ")
+        assert b"error" not in answer
+        assert answer.count(b"HTTP/1.1 ") == 2
+
+    on_door(scenario)
+
+
+def test_http_1_0_is_answered_in_kind(on_door):
+    async def scenario(door: Door) -> None:
+        client = await door.connect()
+        keep = READY.replace(b"1.1", b"1.0").replace(b"Host: x", b"Connection: keep-alive")
+        client.send(keep, READY.replace(b"1.1", b"1.0"))
+        answer = await client.rest()
+        assert answer.count(b"HTTP/1.0 200 OK\r\n") == 2
+        assert answer.count(b"Connection: keep-alive\r\n") == answer.count(b"Connection: close\r\n") == 1
+
+    on_door(scenario)
+
+
+@pytest.mark.parametrize("size", [40_000, 300_000])
+def test_large_answers_are_compressed_and_the_connection_goes_on(on_door, size):
+    async def scenario(door: Door) -> None:
+        client = await door.connect()
+        body = json.dumps({"inputs": [{"name": "INPUT0", "shape": [size], "datatype": "INT8", "data": [1] * size}]})
+        client.send(infer("Accept-Encoding: gzip", body=body.encode()), infer())
+        status, headers, _ = await client.answer()
+        assert (status, headers["Content-Encoding"], headers["Vary"]) == (200, "gzip", "Accept-Encoding")
+        assert (await client.answer())[0] == 200
+
+    on_door(scenario)
+
+
+def test_stop_closes_idle_connections_at_once_and_lets_a_body_under_way_arrive(on_door):
+    async def scenario(door: Door) -> None:
+        idle, half, sending = [await door.connect() for _ in range(3)]
+        idle.send(READY)
+        assert (await idle.answer())[0] == 200
+        request = infer("Expect: 100-continue")
+        half.send(b"GET /v2/hea")
+        sending.send(request[: -len(BODY)])
+        assert (
+            await asyncio.wait_for(sending.reader.readuntil(b"\r\n\r\n"), SECONDS) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        )
+        stopping = asyncio.create_task(door.gateway.stop(30))
+        assert await idle.rest() == await half.rest() == b""
+        assert not stopping.done()
+        sending.send(BODY)
+        status, headers, _ = await sending.answer()
+        assert (status, headers["Connection"]) == (200, "close")
+        await asyncio.wait_for(stopping, SECONDS)
+
+    on_door(scenario)
+
+
+def test_small_answers_leave_without_delay(on_door):
+    async def scenario(door: Door) -> None:
+        client = await door.connect()
+        client.send(READY)
+        await client.answer()
+        assert door.gateway._connections is not None
+        (connection,) = door.gateway._connections.open
+        sock = connection._transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+    on_door(scenario)
