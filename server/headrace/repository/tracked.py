@@ -118,10 +118,11 @@ class TrackedModel(Generic[M]):
         for copy in list(self._copies.values()):
             if copy.draining and copy.leases:
                 _log.warning("%r version %d: taken down with %d requests in it", self.name, copy.version, copy.leases)
-                copy.served.abort()
-                copy.leases = 0
-                self._copies_by_model.pop(id(copy.model), None)
-                self._obey(self.lifecycle.drained(copy.token))
+                copy.served.abort()  # requests that hear of it at once give their leases back, the last frees the copy
+                if copy.leases:
+                    copy.leases = 0
+                    self._copies_by_model.pop(id(copy.model), None)
+                    self._obey(self.lifecycle.drained(copy.token))
 
     # What is
 
