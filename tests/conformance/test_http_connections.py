@@ -106,7 +106,7 @@ def test_what_is_sent_ahead_of_a_slow_request_is_bounded(on_door):
         client.send(infer(model="slow"))
         await asyncio.wait_for(door.data.slow_began.wait(), SECONDS)
         request = infer(body=BODY.ljust(8192))
-        count = (12 << 20) // len(request)
+        count = (48 << 20) // len(request)
         client.send(request * count)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(client.writer.drain(), 0.5)
@@ -127,13 +127,13 @@ def test_a_client_that_takes_no_answers_is_not_read_from(on_door):
         head = json.loads(text) | {"parameters": {"binary_data_output": True}}
         text = json.dumps(head)
         request = infer(f"Inference-Header-Content-Length: {len(text)}", body=text.encode() + payload)
-        client.send(*[request] * 8)
+        client.send(*[request] * 16)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(client.writer.drain(), 0.5)
-        assert len(door.data.requests) < 8
-        for _ in range(8):
+        assert len(door.data.requests) < 16
+        for _ in range(16):
             assert (await client.answer())[2][-len(payload) :] == payload
-        assert len(door.data.requests) == 8
+        assert len(door.data.requests) == 16
 
     on_door(scenario)
 
