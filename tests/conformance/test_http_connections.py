@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -118,7 +119,10 @@ def test_what_is_sent_ahead_of_a_slow_request_is_bounded(on_door):
     on_door(scenario)
 
 
-def test_a_client_that_takes_no_answers_is_not_read_from(on_door):
+def test_a_client_that_takes_no_answers_is_not_read_from(on_door, request):
+    if "asyncio" in request.node.name and ((3, 12) <= sys.version_info < (3, 12, 9) or sys.version_info[:2] == (3, 13)):
+        pytest.skip("this asyncio does not pause after writelines (CVE-2024-12254); the server runs on uvloop")
+
     async def scenario(door: Door) -> None:
         client = await door.connect(limit=1024)
         payload = bytes(4 << 20)
