@@ -48,7 +48,7 @@ class MetricsSettings:
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """What is logged, how and where; the logging API changes all but `file`."""
+    """What is logged, how and where."""
 
     verbose: int
     info: bool

@@ -10,7 +10,7 @@ LONGEST_DELAY_NS: Final = 30_000_000_000
 
 
 class RestartPolicy:
-    """Back-off doubles with every crash inside `window_ns`; `limit` crashes inside it are the end."""
+    """Back-off doubles with every crash inside `window_ns`; more than `limit` crashes inside it are the end."""
 
     def __init__(self, limit: int, window_ns: int) -> None:
         self.limit: Final = limit

@@ -1,7 +1,7 @@
 """SchedulerDriver: the asyncio shell around a pure scheduler, one a model version.
 
-It feeds requests in, hands ripe batches to free instances, obeys the scheduler's times, and completes each request's
-future exactly once. It decides nothing about batching.
+It feeds requests in, hands ripe batches to free instances, obeys the scheduler's times, and tells each request's outcome
+by one call, unless it was cancelled. It decides nothing about batching.
 """
 
 from __future__ import annotations
