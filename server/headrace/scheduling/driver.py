@@ -132,7 +132,11 @@ class SchedulerDriver:
         """Dispatch once the requests that arrived in this turn of the loop are all in the queue."""
         if not self._dispatch_due:
             self._dispatch_due = True
-            self._loop.call_soon(self._dispatch)
+            self._loop.call_soon(self._dispatch if self._last_batch <= 1 else self._dispatch_next_turn)
+
+    def _dispatch_next_turn(self) -> None:
+        """Let the loop look at its sockets once more: where many ask at once, some have by now."""
+        self._loop.call_soon(self._dispatch)
 
     def fail_waiting(self, error: InferError) -> None:
         """Answer every waiting request with `error`."""
