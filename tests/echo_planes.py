@@ -31,8 +31,9 @@ class SubmitsByInfer:
     infer: Callable[[InferenceRequest], Coroutine[None, None, InferenceResponse]]
 
     def submit(self, request: InferenceRequest, done: Callable[[Outcome], None]) -> Cancellable:
-        if request.model_name in ("boom", "broken"):
-            raise RuntimeError("a secret of ours")  # a fault of a real plane comes from its submit too
+        faults = {"boom": RuntimeError("a secret of ours"), "broken": ZeroDivisionError("a fault of the server's own")}
+        if request.model_name in faults:
+            raise faults[request.model_name]  # a fault of a real plane comes from its submit too
 
         def over(task: asyncio.Task[InferenceResponse]) -> None:
             if not task.cancelled():

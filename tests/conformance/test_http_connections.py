@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import socket
 import sys
@@ -167,7 +168,7 @@ def test_an_inference_that_cancels_itself_ends_its_connection_alone(on_door):
     async def scenario(door: Door) -> None:
         door.data.failure = asyncio.CancelledError()  # type: ignore[assignment]
         client, other = await door.connect(), await door.connect()
-        client.send(infer())
+        client.send(infer("Content-Encoding: gzip", body=gzip.compress(BODY)))  # which takes a task
         try:
             assert await client.rest() == b""
         except ConnectionResetError:

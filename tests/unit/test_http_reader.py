@@ -24,7 +24,7 @@ def reader(settings: HttpSettings = SETTINGS) -> RequestReader:
     services = {Endpoint.INFER: None, Endpoint.LOAD: None, Endpoint.UNLOAD: None, Endpoint.INDEX: None}
     services = dict.fromkeys(services, lambda _request, _route: None)
     replies = {endpoint: (lambda _request, _route: None) for endpoint in Endpoint if endpoint not in services}
-    return RequestReader(settings, Admission(settings, replies, services).admit)
+    return RequestReader(settings, Admission(settings, replies, services, {}).admit)
 
 
 def post(body: bytes = b"", *headers: str, path: str = INFER, length: bool = True) -> bytes:

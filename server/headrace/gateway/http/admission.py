@@ -16,6 +16,7 @@ from headrace.gateway.http.request import (
     EXPECT,
     HEADER_LENGTH,
     TRANSFER_ENCODING,
+    Begin,
     HttpRequest,
     Reply,
     Service,
@@ -35,10 +36,15 @@ class Admission:
     """The rules, over the endpoints of one gateway. Remembers where the URLs it has seen lead to, up to a bound."""
 
     def __init__(
-        self, settings: HttpSettings, replies: Mapping[Endpoint, Reply], services: Mapping[Endpoint, Service]
+        self,
+        settings: HttpSettings,
+        replies: Mapping[Endpoint, Reply],
+        services: Mapping[Endpoint, Service],
+        begun: Mapping[Endpoint, Begin],
     ) -> None:
         self._replies = replies
         self._services = services
+        self._begun = begun
         self._max_body = settings.max_body_size
         self._max_parsed = min(settings.max_input_size, settings.max_body_size)
         self._known: dict[bytes, Target] = {}
@@ -78,7 +84,7 @@ class Admission:
         if route is None:
             raise HttpError(404, "no such path")
         endpoint = route.endpoint
-        target = Target(route, self._replies.get(endpoint), self._services.get(endpoint))
+        target = Target(route, self._replies.get(endpoint), self._services.get(endpoint), self._begun.get(endpoint))
         if len(url) <= _LONGEST_KNOWN_URL:
             if len(self._known) >= _KNOWN_URLS:
                 self._known.clear()

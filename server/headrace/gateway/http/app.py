@@ -26,7 +26,7 @@ class HttpGateway:
     ) -> None:
         endpoints = Endpoints(data, control, settings, clock or SystemClock())
         self._settings = settings
-        self._admission = Admission(settings, endpoints.replies, endpoints.services)
+        self._admission = Admission(settings, endpoints.replies, endpoints.services, endpoints.begun)
         self._listener: asyncio.Server | None = None
         self._connections: Connections | None = None
 

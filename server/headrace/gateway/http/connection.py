@@ -11,15 +11,18 @@ import math
 import socket
 import sys
 from collections.abc import Coroutine
+from functools import partial
 from typing import Final, cast
 
 from headrace.gateway.http.answer import Answer
 from headrace.gateway.http.compression import Coding, compress
 from headrace.gateway.http.errors import HttpError, answer_to, error_body
 from headrace.gateway.http.reader import Admit, RequestReader
-from headrace.gateway.http.request import ACCEPT_ENCODING, HttpRequest, Target
+from headrace.gateway.http.request import ACCEPT_ENCODING, Begin, HttpRequest, Target
+from headrace.gateway.http.routes import Route
 from headrace.gateway.http.settings import HttpSettings
 from headrace.gateway.http.wire import CONTINUE, head_of, negotiate
+from headrace.planes import Cancellable
 from headrace_protocol.errors import InferError
 
 _log: Final = logging.getLogger(__name__)
@@ -87,7 +90,7 @@ class Connections:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One connection. At most one of its requests runs; it owns that request's task."""
+    """One connection. At most one of its requests runs; it owns that request's task, where it needs one."""
 
     __slots__ = (
         "_active",
@@ -106,6 +109,7 @@ class Connection(asyncio.BufferedProtocol):
         "_timer",
         "_timer_at",
         "_transport",
+        "_under_way",
         "_writing_paused",
     )
 
@@ -116,6 +120,8 @@ class Connection(asyncio.BufferedProtocol):
         self._reader = RequestReader(connections.settings, connections.admit)
         self._transport: asyncio.Transport
         self._task: asyncio.Task[None] | None = None
+        self._under_way: Cancellable | None = None
+        """The request that runs, where it needs no task."""
         self._active = False
         """Whether a request runs: its answer is still to be written."""
         self._advancing = False
@@ -264,6 +270,9 @@ class Connection(asyncio.BufferedProtocol):
             self._answer(request, request.early)
             return
         assert target is not None
+        if target.begin is not None and request.coding is Coding.IDENTITY:
+            self._begin_without_task(request, target.begin, target.route)
+            return
         if target.reply is None:
             self._start(self._run(request, target))
             return
@@ -272,6 +281,20 @@ class Connection(asyncio.BufferedProtocol):
         except Exception as error:
             answer = _failure(request, error)
         self._answer(request, answer)
+
+    def _begin_without_task(self, request: HttpRequest, begin: Begin, route: Route) -> None:
+        try:
+            self._under_way = begin(request, route, partial(self._finished, request))
+        except Exception as error:
+            self._answer(request, _failure(request, error))
+        else:
+            self._active = True
+
+    def _finished(self, request: HttpRequest, result: Answer | Exception) -> None:
+        self._under_way = None
+        self._active = False
+        self._answer(request, result if isinstance(result, Answer) else _failure(request, result))
+        self._advance()
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
         self._active = True
@@ -347,7 +370,10 @@ class Connection(asyncio.BufferedProtocol):
         self._wait(self._all.settings.keepalive_timeout)  # for a client that does not take its answer
 
     def _cancel(self) -> None:
-        if self._active and self._task is not None:
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.cancel()
+        elif self._active and self._task is not None:
             self._task.cancel()
 
     # --- time ---------------------------------------------------------------------------------------------------------

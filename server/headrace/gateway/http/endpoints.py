@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -12,18 +13,17 @@ from headrace.gateway.http import request as fields
 from headrace.gateway.http.admission import path_of
 from headrace.gateway.http.answer import BINARY, JSON, Answer
 from headrace.gateway.http.body import inflated, json_text
-from headrace.gateway.http.compression import Coding
 from headrace.gateway.http.header_forward import compile_pattern, forward
 from headrace.gateway.http.repository import check_target, decode_index, decode_load, decode_unload
-from headrace.gateway.http.request import HttpRequest, Reply, Service
-from headrace.gateway.http.request_codec import HEADER_LENGTH, decode_request
+from headrace.gateway.http.request import Begin, Body, Done, HttpRequest, Reply, Service
+from headrace.gateway.http.request_codec import HEADER_LENGTH, ResponseForm, decode_request
 from headrace.gateway.http.response_codec import encode_response
 from headrace.gateway.http.routes import Endpoint, Route
 from headrace.gateway.http.settings import HttpSettings
-from headrace.planes import ControlPlane, DataPlane
+from headrace.planes import Cancellable, ControlPlane, DataPlane, Outcome
 from headrace.repository.proto_json import to_dict
-from headrace.types import InferenceRequest
-from headrace_protocol.errors import unavailable, unsupported
+from headrace.types import InferenceRequest, InferenceResponse
+from headrace_protocol.errors import InferError, unavailable, unsupported
 
 
 class Endpoints:
@@ -41,6 +41,7 @@ class Endpoints:
             Endpoint.LOAD: self._load,
             Endpoint.UNLOAD: self._unload,
         }
+        self.begun: Final[Mapping[Endpoint, Begin]] = {Endpoint.INFER: self._begin_infer}
         self.replies: Final[Mapping[Endpoint, Reply]] = {
             Endpoint.SERVER_METADATA: self._server_metadata,
             Endpoint.LIVE: self._live,
@@ -54,21 +55,20 @@ class Endpoints:
         }
 
     async def _infer(self, http: HttpRequest, route: Route) -> Answer:
+        request, form = self._decode(http, route, await inflated(http, self._settings.max_input_size))
+        return _encode(await self._data.infer(request), form)
+
+    def _begin_infer(self, http: HttpRequest, route: Route, done: Done) -> Cancellable:
+        request, form = self._decode(http, route, http.body)
+        return self._data.submit(request, partial(_deliver, done, form))
+
+    def _decode(self, http: HttpRequest, route: Route, body: Body) -> tuple[InferenceRequest, ResponseForm]:
         request = InferenceRequest(route.model, route.version, self._now_ns())
-        limit = self._settings.max_input_size
-        body = http.body if http.coding is Coding.IDENTITY else await inflated(http, limit)
-        form = decode_request(request, body, http.text(fields.HEADER_LENGTH), limit)
+        form = decode_request(request, body, http.text(fields.HEADER_LENGTH), self._settings.max_input_size)
         request.trace_context = http.text(fields.TRACEPARENT)
         if self._forwarded is not None and http.headers is not None:
             forward(request, http.headers, self._forwarded)
-        response = await self._data.infer(request)
-        try:
-            payload, json_size = encode_response(response, form)
-        finally:
-            response.release()
-        if json_size is None:
-            return Answer(payload)
-        return Answer(payload, content_type=BINARY, headers={HEADER_LENGTH: str(json_size)})
+        return request, form
 
     def _live(self, _http: HttpRequest, _route: Route) -> Answer:
         return self._health(self._data.live())
@@ -120,6 +120,25 @@ class Endpoints:
 
     def _not_served(self, http: HttpRequest, _route: Route) -> Answer:
         raise unsupported(f"{path_of(http.url)[:80]} is not served yet by this server")
+
+
+def _encode(response: InferenceResponse, form: ResponseForm) -> Answer:
+    try:
+        payload, json_size = encode_response(response, form)
+    finally:
+        response.release()
+    if json_size is None:
+        return Answer(payload)
+    return Answer(payload, content_type=BINARY, headers={HEADER_LENGTH: str(json_size)})
+
+
+def _deliver(done: Done, form: ResponseForm, outcome: Outcome) -> None:
+    result: Answer | Exception
+    try:
+        result = outcome if isinstance(outcome, InferError) else _encode(outcome, form)
+    except Exception as error:
+        result = error
+    done(result)
 
 
 def _json(value: object) -> Answer:

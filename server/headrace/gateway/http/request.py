@@ -8,6 +8,7 @@ from typing import Final
 from headrace.gateway.http.answer import Answer
 from headrace.gateway.http.compression import Coding
 from headrace.gateway.http.routes import Route
+from headrace.planes import Cancellable
 
 Body = bytes | memoryview
 """A body as it came off the wire; a large one is a view of memory of its own."""
@@ -89,13 +90,23 @@ Service = Callable[[HttpRequest, Route], Awaitable[Answer]]
 """An endpoint that takes a body, or time."""
 
 
+Done = Callable[[Answer | Exception], None]
+"""Takes what a begun endpoint comes to: its answer, or what it failed with."""
+Begin = Callable[[HttpRequest, Route, Done], Cancellable]
+"""An endpoint that takes time without a task: its outcome comes by a call, after this returns."""
+
+
 class Target:
-    """Where a path leads: its route and the endpoint, of which one of `reply` and `service` is set."""
+    """Where a path leads: its route and the endpoint, as `reply`, or as `service` and perhaps `begin` too.
 
-    __slots__ = ("methods", "reply", "route", "service")
+    `begin` is for a body as it came; one with a coding needs the service.
+    """
 
-    def __init__(self, route: Route, reply: Reply | None, service: Service | None) -> None:
+    __slots__ = ("begin", "methods", "reply", "route", "service")
+
+    def __init__(self, route: Route, reply: Reply | None, service: Service | None, begin: Begin | None) -> None:
         self.route = route
         self.methods = frozenset(method.encode() for method in route.endpoint.methods)
         self.reply = reply
         self.service = service
+        self.begin = begin
