@@ -28,8 +28,12 @@ def generate(into: Path) -> None:
         for name in NAMES:
             for suffix in (".py", ".pyi"):
                 text = (Path(scratch) / f"{name}_pb2{suffix}").read_text()
-                text = text.replace("import model_config_pb2 as", "from headrace_protocol._generated import model_config_pb2 as")
-                text = text.replace("from model_config_pb2 import", "from headrace_protocol._generated.model_config_pb2 import")
+                text = text.replace(
+                    "import model_config_pb2 as", "from headrace_protocol._generated import model_config_pb2 as"
+                )
+                text = text.replace(
+                    "from model_config_pb2 import", "from headrace_protocol._generated.model_config_pb2 import"
+                )
                 text = text.replace(
                     "from google.protobuf import descriptor_pool as _descriptor_pool",
                     "from headrace_protocol._generated import pool as _descriptor_pool",
@@ -43,7 +47,9 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as fresh:
         generate(Path(fresh))
-        stale = [path.name for path in sorted(Path(fresh).iterdir()) if path.read_text() != (OUT / path.name).read_text()]
+        stale = [
+            path.name for path in sorted(Path(fresh).iterdir()) if path.read_text() != (OUT / path.name).read_text()
+        ]
     if stale:
         raise SystemExit(f"stale stubs, run `make protos`: {', '.join(stale)}")
 

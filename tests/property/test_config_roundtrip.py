@@ -50,7 +50,9 @@ def keywords(descriptor: Descriptor) -> st.SearchStrategy[dict[str, Any]]:
 
     @st.composite
     def build(draw):
-        fields = draw(st.lists(st.sampled_from(list(descriptor.fields)), max_size=4, unique_by=lambda field: field.name))
+        fields = draw(
+            st.lists(st.sampled_from(list(descriptor.fields)), max_size=4, unique_by=lambda field: field.name)
+        )
         taken = set()
         values = {}
         for field in fields:
