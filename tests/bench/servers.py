@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +41,7 @@ class Peer:
 PEERS = (Peer("triton", 18000, 18001), Peer("mlserver", 18100, 18101, json_over_http=True))
 
 
-class Server:
+class Server(ABC):
     """A server that can be started, stopped, and asked for the CPU time of its processes."""
 
     def __init__(self, name: str, *, json_over_http: bool = False) -> None:
@@ -51,11 +52,13 @@ class Server:
         self.resident = True
         """False: it uses CPU while idle, and so runs only while it is measured itself."""
 
+    @abstractmethod
     def start(self) -> None:
-        raise NotImplementedError
+        """Start it; return once it serves."""
 
+    @abstractmethod
     def stop(self) -> None:
-        raise NotImplementedError
+        """End it and what it started."""
 
     @property
     def running(self) -> bool:

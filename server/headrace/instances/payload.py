@@ -27,13 +27,12 @@ _LENGTH: Final = struct.Struct("<I")
 class Payload:
     """Owns one slice of `arena` between gather and the last release."""
 
-    __slots__ = ("_arena", "_holders", "_mapped", "_offset", "owners", "requests", "rows", "sent_ns", "signature")
+    __slots__ = ("_arena", "_holders", "_mapped", "_offset", "owners", "requests", "rows", "signature")
 
     def __init__(self, signature: ModelSignature, requests: Sequence[PreparedRequest]) -> None:
         self.signature = signature
         self.requests = requests
         self.rows = sum(request.rows for request in requests)
-        self.sent_ns = 0
         self.owners: Sequence[Any] = ()
         """What the submitter wants back beside each result, in the order of `requests`."""
         self._arena: Arena | None = None

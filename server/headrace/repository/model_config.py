@@ -119,11 +119,6 @@ class ModelConfig:
     """The normalised message. Read-only by agreement."""
 
     @cached_property
-    def input_by_name(self) -> dict[str, TensorConfig]:
-        """Inputs by name."""
-        return {tensor.name: tensor for tensor in self.inputs}
-
-    @cached_property
     def output_by_name(self) -> dict[str, TensorConfig]:
         """Outputs by name."""
         return {tensor.name: tensor for tensor in self.outputs}

@@ -195,7 +195,6 @@ class SchedulerDriver:
     def _run(self, process: ModelProcess, batch: list[QueuedRequest], now: int) -> bool:
         pendings: list[Pending] = [item.owner for item in batch]
         payload = Payload(self._signature, [pending.prepared for pending in pendings])
-        payload.sent_ns = now
         try:
             number = process.execute(payload, self._done)
         except ArenaFullError as error:

@@ -10,7 +10,6 @@ import msgspec
 
 from headrace.gateway.http.json_text import check_depth, describe, malformed
 from headrace.planes import LoadParameters
-from headrace.types import IndexEntry
 from headrace_protocol.errors import invalid, unsupported
 
 _FILE: Final = "file:"
@@ -70,11 +69,6 @@ def check_target(model: str, repository: str) -> None:
         raise invalid("the model name is empty")
     if "/" in model or "\\" in model or "\0" in model or model in (".", ".."):
         raise invalid(f"model name {model[:80]!r} holds a path, it has to be a plain name")
-
-
-def encode_index(entries: list[IndexEntry]) -> bytes:
-    """Return the repository index as JSON."""
-    return msgspec.json.encode(entries)
 
 
 def _file_content(key: str, value: object) -> bytes:
