@@ -1,7 +1,7 @@
 """The closed set of messages between the server and a backend process.
 
-Server to backend: Initialize, Execute, Cancel, Finalize, Ping. Backend to server: Ready, Responses, BatchDone, Pong,
-Log. Anything else closes the channel. Tensors are never in a message: they lie in the arena, or in a descriptor that
+Server to backend: Initialize, Execute, Cancel, Flow, AttachRegion, DetachRegion, Finalize, Ping. Backend to server:
+Ready, Responses, BatchDone, Pong, Log. Anything else closes the channel. Tensors are never in a message: they lie in the arena, or in a descriptor that
 travels with the frame. PROTOCOL is raised whenever a field changes its meaning.
 """
 
@@ -13,7 +13,7 @@ import msgspec
 
 from headrace_protocol.tensor import Tensor, TensorRef, TensorSpec
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 Parameter = str | int | bool | float
 
@@ -60,6 +60,8 @@ class RequestHeader(msgspec.Struct, array_like=True, frozen=True, gc=False):
     timeout_us: int = 0
     outputs: tuple[str, ...] | None = None
     """Names the client asked for; None = all."""
+    regions: tuple[tuple[str, TensorRef], ...] = ()
+    """Outputs, by name, whose bytes go into a client's shared memory; only in a batch of one request."""
 
 
 class Execute(msgspec.Struct, array_like=True, tag=2, frozen=True):
@@ -81,6 +83,35 @@ class Cancel(msgspec.Struct, array_like=True, tag=3, frozen=True, gc=False):
 
     batch: int
     request: int
+
+
+class Flow(msgspec.Struct, array_like=True, tag=6, frozen=True, gc=False):
+    """The client of request `request` of `batch` reads too slowly (`paused`), or has caught up: send no more, go on."""
+
+    batch: int
+    request: int
+    paused: bool
+
+
+class AttachRegion(msgspec.Struct, array_like=True, tag=7, frozen=True, gc=False):
+    """A client's shared memory, which later Executes name by `number`.
+
+    System memory: the descriptor of the whole object travels with this frame, one for each AttachRegion of it, in
+    order. CUDA memory: `cuda_handle` is the 64 bytes of a cudaIpcMemHandle_t, and no descriptor comes.
+    """
+
+    number: int
+    offset: int
+    """Where the region begins in the object, bytes; any value, not only whole pages."""
+    nbytes: int
+    cuda_handle: bytes = b""
+    device: int = 0
+
+
+class DetachRegion(msgspec.Struct, array_like=True, tag=8, frozen=True, gc=False):
+    """No Execute will name region `number` again, and none that did still runs."""
+
+    number: int
 
 
 class Finalize(msgspec.Struct, array_like=True, tag=4, frozen=True, gc=False):
@@ -116,6 +147,9 @@ class Response(msgspec.Struct, array_like=True, frozen=True):
     error: Error | None = None
     parameters: dict[str, Parameter] | None = None
     final: bool = True
+    """False only from a decoupled model."""
+    empty: bool = False
+    """Says nothing but that the request has come to its end; `final`, and only from a decoupled model."""
 
 
 class Responses(msgspec.Struct, array_like=True, tag=11, frozen=True):
@@ -131,7 +165,11 @@ class Responses(msgspec.Struct, array_like=True, tag=11, frozen=True):
 
 
 class BatchDone(msgspec.Struct, array_like=True, tag=12, frozen=True, gc=False):
-    """The slot is free and every slice borrowed for `batch` is given back. Durations in nanoseconds."""
+    """The slot is free. Durations in nanoseconds.
+
+    Every slice borrowed for `batch` is given back, unless requests of a decoupled model are still open: then it is with
+    the last final response.
+    """
 
     batch: int
     compute_input_ns: int
@@ -152,5 +190,5 @@ class Log(msgspec.Struct, array_like=True, tag=14, frozen=True, gc=False):
     text: str
 
 
-ToBackend = Initialize | Execute | Cancel | Finalize | Ping
+ToBackend = Initialize | Execute | Cancel | Flow | AttachRegion | DetachRegion | Finalize | Ping
 ToServer = Ready | Responses | BatchDone | Pong | Log

@@ -6,14 +6,20 @@ import msgspec
 
 ARENA = -1
 """TensorRef.source of bytes in the arena that the two processes share."""
+INLINE = -2
+"""TensorRef.source of bytes that travel in the message itself (Tensor.data)."""
+REGION = -3
+"""TensorRef.source of bytes in a client's shared memory (TensorRef.region)."""
 
 
 class TensorRef(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A range of bytes. `source` is ARENA, or an index into the descriptors that came with the same frame."""
+    """A range of bytes. `source` is ARENA, INLINE, REGION, or an index into the descriptors of the same frame."""
 
     offset: int
     nbytes: int
     source: int = ARENA
+    region: int = 0
+    """Number of an attached region; `offset` counts from the region's start."""
 
 
 class TensorSpec(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -34,3 +40,5 @@ class Tensor(msgspec.Struct, array_like=True, frozen=True, gc=False):
     ref: TensorRef
     item_shapes: tuple[tuple[int, ...], ...] | None = None
     """For a ragged input: the shape each request gave, its elements lying one after another in `ref`."""
+    data: bytes = b""
+    """The wire form itself where `ref.source` is INLINE: small outputs of a stream."""

@@ -6,10 +6,18 @@ caller named none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from headrace.types import IndexEntry, InferenceRequest, InferenceResponse, ModelMetadata, ServerMetadata
+from headrace.types import (
+    CudaRegion,
+    IndexEntry,
+    InferenceRequest,
+    InferenceResponse,
+    ModelMetadata,
+    ServerMetadata,
+    SystemRegion,
+)
 from headrace_protocol._generated import grpc_service_pb2, model_config_pb2
 from headrace_protocol.errors import InferError
 
@@ -57,8 +65,21 @@ class DataPlane(Protocol):
         """Begin one request: `done` is called once, on the loop, with its response or error, unless it is cancelled.
 
         It is not called before this returns. Raises InferError where the request cannot even be queued. Whoever gets a
-        response releases it.
+        response releases it. UNSUPPORTED for a decoupled model.
         """
+        ...
+
+    def stream(self, request: InferenceRequest, on_outcome: Callable[[Outcome], None]) -> Cancellable:
+        """Begin one request of any model, decoupled or not: `on_outcome` is called on the loop for each response.
+
+        The last call brings a response with `final`, or an InferError; none comes after it, nor after a cancel. It is
+        not called before this returns. Whoever gets a response releases it once its bytes are with the client: the
+        model is held back while too many are unread.
+        """
+        ...
+
+    def decoupled(self, name: str, version: int) -> bool:
+        """Return whether the model may give any number of responses; raises NOT_FOUND, UNAVAILABLE."""
         ...
 
     async def infer(self, request: InferenceRequest) -> InferenceResponse:
@@ -66,11 +87,83 @@ class DataPlane(Protocol):
         ...
 
 
+class SharedMemory(Protocol):
+    """The regions that clients registered. Where client shared memory is off, registering raises UNSUPPORTED."""
+
+    def register_system(self, name: str, key: str, offset: int, nbytes: int) -> None:
+        """Register `nbytes` from `offset` of the POSIX shared memory object `key`; INVALID_ARG, ALREADY_EXISTS."""
+        ...
+
+    def register_cuda(self, name: str, handle: bytes, device: int, nbytes: int) -> None:
+        """Register GPU memory by its cudaIpcMemHandle_t (64 bytes)."""
+        ...
+
+    def unregister_system(self, name: str) -> None:
+        """Forget a region ("" = all of this kind); requests that use it end in peace. An unknown name is no error."""
+        ...
+
+    def unregister_cuda(self, name: str) -> None:
+        """As unregister_system."""
+        ...
+
+    def system_status(self, name: str) -> list[SystemRegion]:
+        """Return one region ("" = all of this kind). Raises NOT_FOUND."""
+        ...
+
+    def cuda_status(self, name: str) -> list[CudaRegion]:
+        """As system_status."""
+        ...
+
+
+Setting = str | list[str]
+"""A trace setting as the protocol shows it: text, or a list of texts."""
+
+
+class TraceSettings(Protocol):
+    """Which requests are traced, for all models and for single ones."""
+
+    def get(self, model: str) -> dict[str, Setting]:
+        """Return the settings in force for a model ("" = the global ones). Raises NOT_FOUND for an unknown model."""
+        ...
+
+    def update(self, model: str, changes: Mapping[str, list[str] | None]) -> dict[str, Setting]:
+        """Change settings, all or none, and return those then in force.
+
+        A value is the list of its texts; None (or an empty list) takes a model's setting back to the global one, a
+        global one back to the command line's. Raises INVALID_ARG with the allowed range, UNSUPPORTED for trace_file.
+        """
+        ...
+
+
+LogValue = str | bool | int
+
+
+class LogSettings(Protocol):
+    """What is logged."""
+
+    def get(self) -> dict[str, LogValue]:
+        """Return log_file, log_info, log_warning, log_error, log_verbose_level and log_format."""
+        ...
+
+    def update(self, changes: Mapping[str, LogValue]) -> dict[str, LogValue]:
+        """Change settings, all or none, and return all. Raises INVALID_ARG, and UNSUPPORTED for log_file."""
+        ...
+
+
 LoadParameters = dict[str, str | bytes | int | bool]
 
 
 class ControlPlane(Protocol):
-    """The repository API."""
+    """The repository API, and what else an operator changes while the server runs."""
+
+    @property
+    def memory(self) -> SharedMemory: ...
+
+    @property
+    def trace(self) -> TraceSettings: ...
+
+    @property
+    def log(self) -> LogSettings: ...
 
     def index(self, *, ready_only: bool) -> list[IndexEntry]: ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -17,22 +17,36 @@ LATEST: Final = -1
 """Model version meaning "the server chooses"."""
 
 
+class RegionRef(NamedTuple):
+    """A range of a registered shared-memory region, as a client names it: nothing of it is checked yet."""
+
+    name: str
+    offset: int
+    """Bytes from the start of the region, >= 0."""
+    nbytes: int
+    """>= 0."""
+
+
 class InputTensor:
     """A tensor of a request. `data` is its wire form, borrowed from the request's body until the answer."""
 
-    __slots__ = ("data", "datatype", "name", "shape")
+    __slots__ = ("data", "datatype", "name", "region", "shape")
 
-    def __init__(self, name: str, datatype: DataType, shape: tuple[int, ...], data: Buffer) -> None:
+    def __init__(
+        self, name: str, datatype: DataType, shape: tuple[int, ...], data: Buffer, region: RegionRef | None = None
+    ) -> None:
         self.name = name
         self.datatype = datatype
         self.shape = shape
         self.data = data
+        """Empty where the bytes lie in `region`."""
+        self.region = region
 
 
 class RequestedOutput:
     """An output the client asked for, with how it wants it; `binary` concerns HTTP alone."""
 
-    __slots__ = ("binary", "classification", "name", "parameters")
+    __slots__ = ("binary", "classification", "name", "parameters", "region")
 
     def __init__(
         self,
@@ -40,8 +54,11 @@ class RequestedOutput:
         binary: bool = False,
         classification: int = 0,
         parameters: dict[str, Parameter] | None = None,
+        region: RegionRef | None = None,
     ) -> None:
         self.name = name
+        self.region = region
+        """Where its bytes are to be written; None = into the response."""
         self.binary = binary
         self.classification = classification
         """Top k classes instead of the tensor; 0 = the tensor."""
@@ -53,6 +70,7 @@ class InferenceRequest:
 
     __slots__ = (
         "correlation_id",
+        "empty_final",
         "flags",
         "id",
         "inputs",
@@ -82,6 +100,8 @@ class InferenceRequest:
         self.timeout_us = 0
         self.correlation_id: int | str = 0
         self.flags = 0
+        self.empty_final = False
+        """Whether a streaming client wants to be told of an end that comes without a response."""
         self.raw_body: Buffer | None = None
         """A raw binary request: the whole body is the model's one input, name and shape to be deduced."""
         self.trace_context: str | None = None
@@ -91,13 +111,17 @@ class InferenceRequest:
 class OutputTensor:
     """A tensor of a response. `data` is its wire form, valid until the response is released."""
 
-    __slots__ = ("data", "datatype", "name", "shape")
+    __slots__ = ("data", "datatype", "in_region", "name", "shape")
 
-    def __init__(self, name: str, datatype: DataType, shape: tuple[int, ...], data: Buffer) -> None:
+    def __init__(
+        self, name: str, datatype: DataType, shape: tuple[int, ...], data: Buffer, in_region: bool = False
+    ) -> None:
         self.name = name
         self.datatype = datatype
         self.shape = shape
         self.data = data
+        self.in_region = in_region
+        """Whether its bytes are in the client's shared memory: `data` is empty then."""
 
 
 def _nothing() -> None:
@@ -105,9 +129,12 @@ def _nothing() -> None:
 
 
 class InferenceResponse:
-    """One response. Whoever receives it calls `release` once its bytes are used: they may lie in an arena."""
+    """One response. Whoever receives it calls `release` once its bytes are used: they may lie in an arena.
 
-    __slots__ = ("_release", "final", "id", "model_name", "model_version", "outputs", "parameters")
+    The responses of a stream count as unread until they are released; a model that is too far ahead has to wait.
+    """
+
+    __slots__ = ("_release", "empty", "final", "id", "model_name", "model_version", "outputs", "parameters")
 
     def __init__(
         self,
@@ -123,6 +150,9 @@ class InferenceResponse:
         self.outputs = outputs
         self.parameters = parameters
         self.final = True
+        """Whether the request has no further response."""
+        self.empty = False
+        """Whether it only says that a decoupled model has come to its end: no outputs, and `final`."""
         self._release = release
 
     def release(self) -> None:
@@ -165,3 +195,20 @@ class IndexEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     state: str = ""
     """READY, UNAVAILABLE, LOADING or UNLOADING."""
     reason: str = ""
+
+
+class SystemRegion(msgspec.Struct, frozen=True):
+    """A registered region of POSIX shared memory, as its status tells."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+
+
+class CudaRegion(msgspec.Struct, frozen=True):
+    """A registered region of GPU memory, as its status tells."""
+
+    name: str
+    device_id: int
+    byte_size: int
