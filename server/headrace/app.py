@@ -37,6 +37,7 @@ from headrace.repository.model_config import ModelConfig
 from headrace.repository.registry import ModelRegistry
 from headrace.repository.watcher import RepositoryWatcher
 from headrace.types import ServerMetadata
+from headrace.unserved import UnservedLog, UnservedMemory, UnservedTrace
 from headrace_protocol.errors import InferError
 
 _log = logging.getLogger("headrace")
@@ -130,7 +131,9 @@ class Server:
         )
         metadata = ServerMetadata(config.id, __version__, EXTENSIONS)
         self._data = RegistryDataPlane(self._registry, metadata, strict_readiness=config.strict_readiness)
-        self._control = RegistryControlPlane(self._registry, config.control_mode)
+        self._control = RegistryControlPlane(
+            self._registry, config.control_mode, memory=UnservedMemory(), trace=UnservedTrace(), log=UnservedLog()
+        )
         self._http = HttpGateway(self._data, self._control, config.http, clock)
         self._grpc = GrpcGateway(self._data, self._control, config.grpc, clock)
         self._metrics = MetricsServer(config.metrics, MetricsCollector(_Metrics(self._registry), config.metrics, clock))

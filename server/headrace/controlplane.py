@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Generic
+from typing import Final, Generic
 
 from headrace.config import ControlMode
-from headrace.planes import LoadParameters
+from headrace.planes import LoadParameters, LogSettings, SharedMemory, TraceSettings
 from headrace.repository.layout import name_problem
 from headrace.repository.overrides import OverrideRequest, UploadStore, parse_override
 from headrace.repository.registry import ModelRegistry
@@ -17,12 +17,24 @@ from headrace_protocol.errors import invalid, unavailable
 
 
 class RegistryControlPlane(Generic[M]):
-    """Implements planes.ControlPlane. Borrows the registry, and the store for uploaded files: None = refuse them."""
+    """Implements planes.ControlPlane. Borrows all it is given; without a store it refuses uploaded files."""
 
-    def __init__(self, registry: ModelRegistry[M], mode: ControlMode, uploads: UploadStore | None = None) -> None:
+    def __init__(
+        self,
+        registry: ModelRegistry[M],
+        mode: ControlMode,
+        *,
+        memory: SharedMemory,
+        trace: TraceSettings,
+        log: LogSettings,
+        uploads: UploadStore | None = None,
+    ) -> None:
         self._registry = registry
         self._mode = mode
         self._uploads = uploads
+        self.memory: Final = memory
+        self.trace: Final = trace
+        self.log: Final = log
 
     def index(self, *, ready_only: bool) -> list[IndexEntry]:
         """Return the repository index."""

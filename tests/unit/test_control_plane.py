@@ -11,6 +11,7 @@ from headrace.controlplane import RegistryControlPlane
 from headrace.repository.overrides import UploadStore, parse_override
 from headrace.repository.registry import ModelRegistry
 from headrace.types import IndexEntry
+from headrace.unserved import UnservedLog, UnservedMemory, UnservedTrace
 from headrace_protocol.errors import ErrorCode, InferError
 
 
@@ -61,14 +62,17 @@ async def registry(repository):
     await registry.close(timeout=0)
 
 
+SETTINGS = {"memory": UnservedMemory(), "trace": UnservedTrace(), "log": UnservedLog()}
+
+
 @pytest.fixture
 def control(registry):
-    return RegistryControlPlane(registry, ControlMode.EXPLICIT)
+    return RegistryControlPlane(registry, ControlMode.EXPLICIT, **SETTINGS)
 
 
 @pytest.fixture
 def uploading(registry, store):
-    return RegistryControlPlane(registry, ControlMode.EXPLICIT, store)
+    return RegistryControlPlane(registry, ControlMode.EXPLICIT, uploads=store, **SETTINGS)
 
 
 async def refused(call) -> InferError:
@@ -83,7 +87,7 @@ def everything_under(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("mode", [ControlMode.NONE, ControlMode.POLL])
 async def test_only_explicit_mode_takes_calls(registry, mode):
-    control = RegistryControlPlane(registry, mode)
+    control = RegistryControlPlane(registry, mode, **SETTINGS)
     for call in (control.load("m", {}), control.unload("m", unload_dependents=False)):
         error = await refused(call)
         assert error.code is ErrorCode.UNAVAILABLE

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from headrace.observability.sketch import BINS, Histogram, LatencySketch, quantiles
-from headrace.observability.statistics import DURATION_BOUNDS_NS, ModelStatistics
+from headrace.observability.statistics import DURATION_BOUNDS_NS, RESPONSE_KEYS, ModelStatistics
 from headrace_protocol.errors import FailureReason
 
 S = 1_000_000_000
@@ -150,3 +150,33 @@ def test_recent_counts_leave_out_what_is_older_than_a_minute():
     sketch.observe(400)
     assert sum(sketch.recent(119 * S)) == 2
     assert sketch.count == 4
+
+
+def test_responses_are_told_by_their_index_and_each_by_what_became_of_it():
+    statistics = ModelStatistics(streamed=True)
+    statistics.record_response(0, 10, 1, empty=False)
+    statistics.record_response(1, 20, 2, empty=False)
+    statistics.record_response(2, 5, 0, empty=True)
+    statistics.record_response(0, 30, 3, empty=False)
+    statistics.record_response_failure(1, 7)
+    statistics.record_response_cancel(1, 9)
+    stats = statistics.to_proto("m", "1").response_stats
+    assert set(stats) == {"0", "1", "2"}
+    assert (stats["0"].success.count, stats["0"].success.ns) == (2, 44)
+    assert (stats["0"].compute_infer.ns, stats["0"].compute_output.ns) == (40, 4)
+    assert (stats["1"].compute_infer.count, stats["1"].compute_infer.ns) == (2, 27), "a failed one was computed too"
+    assert (stats["1"].compute_output.count, stats["1"].compute_output.ns) == (1, 2)
+    assert (stats["1"].fail.count, stats["1"].fail.ns) == (1, 7)
+    assert (stats["1"].cancel.count, stats["1"].cancel.ns) == (1, 9)
+    assert (stats["2"].empty_response.count, stats["2"].empty_response.ns) == (1, 5)
+    assert stats["2"].success.count == stats["2"].compute_infer.count == 0
+
+
+def test_the_last_key_counts_every_response_that_comes_after_it():
+    statistics = ModelStatistics(streamed=True)
+    for index in (RESPONSE_KEYS - 2, RESPONSE_KEYS - 1, RESPONSE_KEYS, 10**9):
+        statistics.record_response(index, 1, 1, empty=False)
+    stats = statistics.to_proto("m", "1").response_stats
+    assert len(stats) == RESPONSE_KEYS
+    assert stats[str(RESPONSE_KEYS - 2)].success.count == 1
+    assert stats[str(RESPONSE_KEYS - 1)].success.count == 3

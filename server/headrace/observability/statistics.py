@@ -27,6 +27,8 @@ BATCH_SIZE_BOUNDS: Final = tuple(1 << power for power in range(11))
 FIRST_RESPONSE_FAMILY: Final = "nv_inference_first_response_histogram_ms"
 """The histogram whose bounds a model's `model_metrics` may set."""
 FIRST_RESPONSE_BOUNDS_MS: Final = (100.0, 500.0, 2000.0, 5000.0)
+RESPONSE_KEYS: Final = 1024
+"""Responses of a stream told apart by their index; the last key also counts all that come after it."""
 
 
 class Summaries:
@@ -62,12 +64,51 @@ class BatchStatistics:
         self.output_ns = 0
 
 
+class ResponseStatistics:
+    """What became of the responses of one index, each timed from the one before it or from the start of computing."""
+
+    __slots__ = (
+        "cancel_count",
+        "cancel_ns",
+        "empty_count",
+        "empty_ns",
+        "fail_count",
+        "fail_ns",
+        "infer_ns",
+        "output_ns",
+        "success_count",
+    )
+
+    def __init__(self) -> None:
+        self.success_count = 0
+        self.infer_ns = 0
+        """Of the successes, as output_ns is."""
+        self.output_ns = 0
+        self.fail_count = 0
+        self.fail_ns = 0
+        self.empty_count = 0
+        self.empty_ns = 0
+        self.cancel_count = 0
+        self.cancel_ns = 0
+
+    def to_proto(self) -> pb.InferResponseStatistics:
+        """Return the message of the statistics extension; a failed response was computed, but has no outputs."""
+        return pb.InferResponseStatistics(
+            compute_infer=_duration(self.success_count + self.fail_count, self.infer_ns + self.fail_ns),
+            compute_output=_duration(self.success_count, self.output_ns),
+            success=_duration(self.success_count, self.infer_ns + self.output_ns),
+            fail=_duration(self.fail_count, self.fail_ns),
+            empty_response=_duration(self.empty_count, self.empty_ns),
+            cancel=_duration(self.cancel_count, self.cancel_ns),
+        )
+
+
 class ModelStatistics:
     """Counts and durations of one loaded model version since its load.
 
     `pending` is the one field that others write: +1 when a request is accepted, -1 right before it executes or when it
-    fails first. A `streamed` model (decoupled) tells its first responses by record_first_response; any other model's
-    first response is its answer.
+    fails first. A `streamed` model (decoupled) tells each response by record_response and its like, and its first ones
+    by record_first_response as well; any other model's first response is its answer.
     """
 
     __slots__ = (
@@ -88,6 +129,7 @@ class ModelStatistics:
         "queue_durations",
         "queue_ns",
         "request_durations",
+        "responses",
         "success_count",
         "success_ns",
         "summaries",
@@ -117,6 +159,8 @@ class ModelStatistics:
         self.failures = dict.fromkeys(FailureReason, 0)
         self.batches: dict[int, BatchStatistics] = {}
         """By rows of the executed batch; the model's max_batch_size bounds its length."""
+        self.responses: list[ResponseStatistics] = []
+        """By index; of a streamed model only, and at most RESPONSE_KEYS long."""
         self.request_durations = Histogram(DURATION_BOUNDS_NS)
         self.queue_durations = Histogram(DURATION_BOUNDS_NS)
         self.compute_durations = Histogram(DURATION_BOUNDS_NS)
@@ -154,6 +198,39 @@ class ModelStatistics:
     def record_first_response(self, since_request_ns: int) -> None:
         """Count the first response of a request to a streamed model."""
         self.first_response.observe(since_request_ns)
+
+    def record_response(self, index: int, infer_ns: int, output_ns: int, *, empty: bool) -> None:
+        """Count response number `index`, from 0, of a request to a streamed model.
+
+        `infer_ns`: since the request began computing, or since its response before. `empty`: it is the end, no answer.
+        """
+        response = self._response(index)
+        if empty:
+            response.empty_count += 1
+            response.empty_ns += infer_ns
+            return
+        response.success_count += 1
+        response.infer_ns += infer_ns
+        response.output_ns += output_ns
+
+    def record_response_failure(self, index: int, infer_ns: int) -> None:
+        """Count an error in the place of response number `index`; times as in record_response."""
+        response = self._response(index)
+        response.fail_count += 1
+        response.fail_ns += infer_ns
+
+    def record_response_cancel(self, index: int, infer_ns: int) -> None:
+        """Count a request that was cancelled when response number `index` was due; times as in record_response."""
+        response = self._response(index)
+        response.cancel_count += 1
+        response.cancel_ns += infer_ns
+
+    def _response(self, index: int) -> ResponseStatistics:
+        responses = self.responses
+        index = min(index, RESPONSE_KEYS - 1)
+        while len(responses) <= index:
+            responses.append(ResponseStatistics())
+        return responses[index]
 
     def record_execution(self, rows: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
         """Count one execution of the model over a batch of `rows` rows in total."""
@@ -206,6 +283,8 @@ class ModelStatistics:
                 compute_infer=_duration(batch.count, batch.infer_ns),
                 compute_output=_duration(batch.count, batch.output_ns),
             )
+        for index, response in enumerate(self.responses):
+            message.response_stats[str(index)].CopyFrom(response.to_proto())
         return message
 
 
