@@ -16,6 +16,7 @@ from typing import Any
 from headrace.flags import FLAGS, Flag, Status, boolean
 from headrace.gateway.grpc.settings import GrpcSettings
 from headrace.gateway.http.settings import HttpSettings
+from headrace.gateway.restricted import Group, by_kind
 from headrace.options import UsageError, gather
 
 
@@ -158,6 +159,7 @@ def _build(values: Mapping[str, Any], metrics: Mapping[str, Any], warnings: list
             max_input_size=values["http-max-input-size"],
             max_body_size=values["http-max-body-size"],
             header_forward_pattern=values["http-header-forward-pattern"],
+            restricted=by_kind(values["http-restricted-api"]),
         ),
         allow_grpc=values["allow-grpc"],
         grpc=_grpc(values),
@@ -201,6 +203,8 @@ def _grpc(values: Mapping[str, Any]) -> GrpcSettings:
         max_ping_strikes=values["grpc-http2-max-ping-strikes"],
         max_connection_age_ms=values["grpc-max-connection-age"],
         max_connection_age_grace_ms=values["grpc-max-connection-age-grace"],
+        header_forward_pattern=values["grpc-header-forward-pattern"],
+        restricted=by_kind(values["grpc-restricted-protocol"]),
     )
 
 
@@ -263,9 +267,20 @@ def _conflicts(values: Mapping[str, Any]) -> list[str]:
     if "*" in values["load-model"] and len(values["load-model"]) > 1:
         problems.append("--load-model: * stands for all models; give no other beside it")
     problems += _port_conflicts(values)
+    problems += _restricted_twice("http-restricted-api", values)
+    problems += _restricted_twice("grpc-restricted-protocol", values)
     if values["allow-http"] is False and values["allow-grpc"] is False:
         problems.append("--allow-http, --allow-grpc: both are false, so that nobody could reach the server")
     return problems
+
+
+def _restricted_twice(option: str, values: Mapping[str, Any]) -> list[str]:
+    groups: Sequence[Group] = values[option]
+    try:
+        by_kind(groups)
+    except ValueError as error:
+        return [f"--{option}: {error}"]
+    return []
 
 
 def _port_conflicts(values: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headrace.gateway.header_forward import compile_pattern
+from headrace.gateway.restricted import KINDS, parse_group
+
 MIB = 1 << 20
 INT32_MAX = (1 << 31) - 1
 
@@ -125,7 +128,7 @@ def name(value: str) -> str:
 def pattern(value: str) -> str:
     """Take a regular expression."""
     try:
-        re.compile(value)
+        compile_pattern(value)
     except re.error as error:
         raise ValueError(f"expected a regular expression, got {value!r}: {error}") from error
     return value
@@ -218,6 +221,14 @@ SERVED = (
     _served(
         "http-header-forward-pattern", pattern, "", "headers whose name matches become request parameters", "REGEX"
     ),
+    _served(
+        "http-restricted-api",
+        parse_group,
+        None,
+        f"<kinds>:<header>=<value>: only who sends the header may call these; kinds are {', '.join(KINDS)}",
+        "GROUP",
+        many=True,
+    ),
     _served("allow-grpc", boolean, "true", "serve gRPC", "BOOL"),
     _served("grpc-address", name, "0.0.0.0", "address of the gRPC service", "ADDRESS"),
     _served("grpc-port", _PORT, "8001", "port of the gRPC service; 0 = any free one", "PORT"),
@@ -229,6 +240,17 @@ SERVED = (
         "bytes of one message, inflated; a smaller limit is kept by the grpcio transport alone",
     ),
     _served("grpc-transport", choice("auto", "grpcio", "pygrpc-native"), "auto", "implementation of gRPC", "NAME"),
+    _served(
+        "grpc-header-forward-pattern", pattern, "", "metadata whose key matches becomes request parameters", "REGEX"
+    ),
+    _served(
+        "grpc-restricted-protocol",
+        parse_group,
+        None,
+        "as http-restricted-api; the metadata is triton-grpc-protocol-<header>",
+        "GROUP",
+        many=True,
+    ),
     _served(
         "grpc-infer-response-compression-level",
         choice("none", "low", "medium", "high"),
@@ -314,9 +336,6 @@ _TRACE = "requests cannot be traced yet"
 REFUSED = (
     _refused("strict-model-config", "false", "use --disable-auto-complete-config"),
     _refused("model-namespacing", "false", "model names must be unique over all repositories"),
-    _refused("grpc-header-forward-pattern", "", "metadata is not forwarded to models"),
-    _refused("http-restricted-api", "", "restrict the API in a proxy before the server"),
-    _refused("grpc-restricted-protocol", "", "restrict the API in a proxy before the server"),
     _refused("grpc-use-ssl", "false", _TLS),
     _refused("grpc-use-ssl-mutual", "false", _TLS),
     _refused("grpc-server-cert", "", _TLS),

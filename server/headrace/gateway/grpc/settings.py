@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from headrace.gateway.restricted import Restrictions
+
 INT32_MAX = 2**31 - 1
 
 Transport = Literal["auto", "grpcio", "pygrpc-native"]
@@ -38,6 +40,10 @@ class GrpcSettings:
     max_connection_age_ms: int = 0
     """0 = a connection may live for ever."""
     max_connection_age_grace_ms: int = 0
+    header_forward_pattern: str = ""
+    """Regular expression (searched for, case ignored): metadata whose key matches becomes request parameters."""
+    restricted: Restrictions = dataclasses.field(default_factory=dict)
+    """Metadata that a caller has to show, by kind of rpc, without the prefix."""
 
     @property
     def target(self) -> str:

@@ -9,11 +9,11 @@ from typing import Final
 import msgspec
 
 from headrace.clock import Clock
+from headrace.gateway.header_forward import compile_pattern, forward
 from headrace.gateway.http import request as fields
 from headrace.gateway.http.admission import path_of
 from headrace.gateway.http.answer import BINARY, JSON, Answer
 from headrace.gateway.http.body import inflated, json_text
-from headrace.gateway.http.header_forward import compile_pattern, forward
 from headrace.gateway.http.repository import check_target, decode_index, decode_load, decode_unload
 from headrace.gateway.http.request import Begin, Body, Done, HttpRequest, Reply, Service
 from headrace.gateway.http.request_codec import HEADER_LENGTH, ResponseForm, decode_request

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from headrace.gateway.restricted import Restrictions
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +36,5 @@ class HttpSettings:
     """Answers below this size are sent as they are, whatever the client accepts."""
     header_forward_pattern: str = ""
     """Regular expression (searched for, case ignored): headers whose name matches become request parameters."""
+    restricted: Restrictions = field(default_factory=dict)
+    """Headers that a caller has to show, by kind of endpoint."""
