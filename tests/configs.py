@@ -34,3 +34,11 @@ def model(inputs: list[TensorConfig], outputs: list[TensorConfig], max_batch_siz
         **more,
     }
     return ModelConfig(**fields)
+
+
+def repeat() -> ModelConfig:
+    """Return the sample model `repeat`: decoupled, a response for each element of IN, then an end without one."""
+    inputs = [tensor("IN", "INT32", -1), tensor("DELAY", "UINT32", -1, optional=True)]
+    inputs.append(tensor("WAIT", "UINT32", 1, optional=True))
+    outputs = [tensor("OUT", "INT32", 1), tensor("IDX", "UINT32", 1)]
+    return model(inputs, outputs, name="repeat", decoupled=True)

@@ -34,6 +34,14 @@ def add_identity(repository: Path, name: str, version: int = 1, **config: object
     return folder
 
 
+def add_decoupled(repository: Path, name: str, **config: object) -> Path:
+    """Write an identity model that gives its input back `responses` times; keywords as for identity_config.
+
+    A request may say for itself `responses`, `response_delay_ms`, `empty_final` and what goes wrong after them.
+    """
+    return add_identity(repository, name, extra="model_transaction_policy { decoupled: true }", **config)
+
+
 def add_onnx(
     repository: Path, name: str, write: Callable[[Path], object], version: int = 1, config: str | None = None
 ) -> Path:

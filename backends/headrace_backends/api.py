@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from headrace_backends.batch import Batch, BatchRequest
+from headrace_backends.streaming import StreamResponse, send_many
 from headrace_protocol.tensor import TensorSpec
 
-__all__ = ["Backend", "Batch", "BatchRequest", "ModelContext", "ModelDescription"]
+__all__ = ["Backend", "Batch", "BatchRequest", "ModelContext", "ModelDescription", "StreamResponse", "send_many"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,11 @@ class ModelContext:
     """Whether what the backend finds in the model may complete the configuration."""
     threads: int
     """Threads that one execution may use when all instances run: the cores of this process shared out, at least 1."""
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether a request may have any number of responses."""
+        return bool(self.config.get("model_transaction_policy", {}).get("decoupled", False))
 
     def parameter(self, name: str) -> str | None:
         """Return the configuration parameter `name`, or None where it is not set."""
@@ -73,9 +79,13 @@ class Backend(Protocol):
         ...
 
     def execute(self, batch: Batch) -> None:
-        """Run one batch and answer its requests. An exception fails those that are not answered yet."""
+        """Run one batch and answer its requests. An exception fails those that are not answered yet.
+
+        A request to a decoupled model that is open when this returns, and was not deferred, is ended: with an error
+        where it has had no response.
+        """
         ...
 
     def finalize(self) -> None:
-        """Free the model. Nothing is executing, and the process ends afterwards."""
+        """Free the model. Nothing is executing or open, and the process ends afterwards."""
         ...

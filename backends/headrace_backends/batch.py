@@ -6,25 +6,16 @@ Knows nothing of sockets and threads, except that `cancel` may be called by anot
 from __future__ import annotations
 
 import mmap
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
-from headrace_backends.outputs import OutputSpace
+from headrace_backends.outputs import OutputSpace, wire_type
 from headrace_protocol.arena import Arena
-from headrace_protocol.datatype import (
-    BF16,
-    BY_NAME,
-    BYTES,
-    Array,
-    DataType,
-    element_count,
-    from_numpy,
-    of_numpy,
-    to_numpy,
-)
+from headrace_protocol.datatype import BY_NAME, BYTES, Array, DataType, element_count, from_numpy, to_numpy
 from headrace_protocol.errors import InferError, cancelled, internal
 from headrace_protocol.messages import Error, Execute, Parameter, RequestHeader, Response, Responses
 from headrace_protocol.tensor import ARENA, Tensor
@@ -69,7 +60,12 @@ class InputViews(Mapping[str, Array]):
 
 
 class BatchRequest:
-    """One request of a batch. Answer it with the whole batch (Batch.respond), or alone by `respond` or `fail`."""
+    """One request of a batch. Answer it with the whole batch (Batch.respond), or alone by `respond` or `fail`.
+
+    A request to a decoupled model (`model_transaction_policy.decoupled` in its configuration) has any number of
+    responses, by `send`, and then one end: `complete`, `fail`, `respond`, or `send` with `final`. Its methods may be
+    called by any thread, and after `execute` has returned too where `defer` was called before.
+    """
 
     __slots__ = ("_batch", "_header", "index", "start")
 
@@ -122,36 +118,79 @@ class BatchRequest:
 
     @property
     def answered(self) -> bool:
-        """Whether it has an answer of its own already."""
-        return self.index in self._batch._answers
+        """Whether it has had its last response; by itself, not together with the batch."""
+        return self._batch._is_answered(self.index)
+
+    @property
+    def paused(self) -> bool:
+        """Whether its client reads too slowly, so that `send` would wait. For who sends many streams at once."""
+        return self.index in self._batch._paused
 
     def input(self, name: str) -> Array:
         """Return this request's part of the input."""
         return self._batch._input_of(self, name)
 
     def respond(self, outputs: Mapping[str, Array], parameters: dict[str, Parameter] | None = None) -> None:
-        """Answer this request alone, with outputs that hold its own rows."""
+        """Answer this request alone, with outputs that hold its own rows; no response follows."""
         self._batch._respond_to(self, outputs, parameters)
 
     def fail(self, error: InferError) -> None:
-        """Answer this request with an error; the others of the batch are not touched."""
+        """Answer this request with an error; no response follows, and the others of the batch are not touched."""
         self._batch._answer(Response(self.index, error=Error(error.code.value, error.message)))
+
+    def send(
+        self, outputs: Mapping[str, Array], parameters: dict[str, Parameter] | None = None, *, final: bool = False
+    ) -> None:
+        """Send one response of several, with any outputs of a decoupled model, now. `final`: no response follows.
+
+        Waits while the request is `paused`. Raises CANCELLED once it is cancelled, also while it waits, and INTERNAL
+        where the request has had its last response, or the model is not decoupled and this is not `final`.
+        """
+        self._batch._send_to(self, outputs, parameters, final=final)
+
+    def complete(self) -> None:
+        """End this request to a decoupled model without another response. Raises INTERNAL as `send` does."""
+        self._batch._answer(Response(self.index, final=True, empty=True))
+
+    def defer(self) -> None:
+        """Leave this request to a decoupled model open when `execute` returns; whoever it was left to ends it.
+
+        Hand it over first and call this last: an exception out of `execute` still fails what was deferred.
+        """
+        self._batch._deferrals().add(self.index)
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep until this request is cancelled, `seconds` at most; return whether it is."""
+        changed = self._batch._model.changed
+        with changed:
+            return changed.wait_for(lambda: self.cancelled, seconds)
 
 
 class ModelMemory:
     """What every batch of a model needs to know: the memory shared with the server, and the declared outputs."""
 
-    def __init__(self, arena: Arena, datatypes: Mapping[str, DataType], *, batching: bool = False) -> None:
+    def __init__(
+        self, arena: Arena, datatypes: Mapping[str, DataType], *, batching: bool = False, decoupled: bool = False
+    ) -> None:
         self.arena: Final = arena
         self.readonly: Final = arena.view.toreadonly()
         self.datatypes: Final = datatypes
         """Of the outputs whose type is declared."""
         self.batching: Final = batching
         """Whether the first dimension is known to be the batch's; where it is not, more than one row tells."""
+        self.decoupled: Final = decoupled
+        """Whether its requests may have any number of responses: its batches are StreamingBatches then."""
+        self.changed: Final = threading.Condition()
+        """Notified when a request of any batch was cancelled, paused or let go on."""
 
 
 class Batch:
-    """What one `execute` works on. The inputs and the memory from `allocate` are borrowed until it returns."""
+    """What one `execute` works on. The inputs and the memory from `allocate` are borrowed until it returns.
+
+    Of a decoupled model the inputs are borrowed until each request has had its last response.
+    """
+
+    _paused: Collection[int] = ()
 
     def __init__(self, message: Execute, model: ModelMemory) -> None:
         self._message: Final = message
@@ -198,6 +237,11 @@ class Batch:
         return self._requests
 
     @property
+    def open(self) -> bool:
+        """Whether some request still waits for its last response although `execute` may have returned."""
+        return False
+
+    @property
     def item_shapes(self) -> dict[str, tuple[tuple[int, ...], ...]]:
         """Of each ragged input, the shape that each request gave; their elements follow one another in the input."""
         return {t.name: t.item_shapes for t in self._message.inputs if t.item_shapes is not None}
@@ -215,6 +259,13 @@ class Batch:
         self._on_cancel = callback
         if self._cancelled:
             callback()
+
+    def on_flow(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called, by another thread, whenever `paused` of a request changed. It must not block."""
+
+    def defer(self) -> None:
+        """Leave every request that is open open, as BatchRequest.defer does."""
+        self._deferrals().update(range(len(self._message.requests)))
 
     def allocate(self, name: str, shape: Sequence[int], datatype: DataType) -> Array:
         """Return memory (contents undefined) for the output `name`; pass it to `respond`, which then copies nothing."""
@@ -245,11 +296,16 @@ class Batch:
     def cancel(self, request: int) -> None:
         """Note that nobody waits for `request` (or ALL_REQUESTS) and tell the backend. For another thread to call."""
         self._cancelled.update(range(len(self._message.requests)) if request == ALL_REQUESTS else (request,))
+        with self._model.changed:
+            self._model.changed.notify_all()
         if self._on_cancel is not None:
             self._on_cancel()
 
-    def finish(self, error: InferError | None) -> tuple[Responses, list[int]]:
-        """Return what to send, with the descriptors that go with it (the caller closes them).
+    def flow(self, request: int, *, paused: bool) -> None:
+        """Note that `request` is to send no more for now, or may go on. For another thread to call."""
+
+    def finish(self, error: InferError | None) -> tuple[Responses | None, list[int]]:
+        """Return what is left to send, with the descriptors that go with it (the caller closes them).
 
         A request without an answer fails with `error`, or with CANCELLED where it was cancelled.
         """
@@ -257,7 +313,7 @@ class Batch:
         if self._batched is None:
             for index in range(len(self._message.requests)):
                 if index not in self._answers:
-                    missing = cancelled() if index in self._cancelled else error or _UNANSWERED
+                    missing = cancelled() if index in self._cancelled else error or UNANSWERED
                     self._answers[index] = Response(index, error=Error(missing.code.value, missing.message))
         responses = Responses(self._message.batch, self._batched, tuple(self._answers.values()))
         return responses, self._space.take_descriptors()
@@ -273,6 +329,27 @@ class Batch:
         shape = shapes[request.index]
         return view.reshape(-1)[start : start + element_count(shape)].reshape(shape)
 
+    def _is_answered(self, index: int) -> bool:
+        return index in self._answers
+
+    def _deferrals(self) -> set[int]:
+        raise self._not_decoupled()
+
+    def _not_decoupled(self) -> InferError:
+        return internal("the model is not decoupled: each request gets exactly one response, before execute returns")
+
+    def _send_to(
+        self,
+        request: BatchRequest,
+        outputs: Mapping[str, Array],
+        parameters: dict[str, Parameter] | None,
+        *,
+        final: bool,
+    ) -> None:
+        if not final:
+            raise self._not_decoupled()
+        self._respond_to(request, outputs, parameters)
+
     def _respond_to(
         self, request: BatchRequest, outputs: Mapping[str, Array], parameters: dict[str, Parameter] | None
     ) -> None:
@@ -281,6 +358,8 @@ class Batch:
         self._answer(Response(request.index, placed, None, parameters))
 
     def _answer(self, response: Response) -> None:
+        if response.empty:
+            raise self._not_decoupled()
         if response.request in self._answers:
             raise internal(f"request {response.request} of the batch was answered twice")
         self._answers[response.request] = response
@@ -295,26 +374,20 @@ class Batch:
 
     def _place(self, name: str, array: Array, rows: int) -> Tensor:
         """Put one output where the server can read it, unless it is there already."""
-        if not isinstance(array, np.ndarray):
-            raise internal(f"output '{name}' is of type {type(array).__name__}, expected a numpy array")
+        datatype = wire_type(name, array, self._model.datatypes)
         if self._checks_rows and (not array.ndim or array.shape[0] != rows):
             raise internal(f"output '{name}' has shape {list(array.shape)}, expected a first dimension of {rows}")
         allocated = self._allocated.get(id(array))
         if allocated is not None and allocated[1].name == name:
             return allocated[1]
-        datatype = of_numpy(array.dtype)
-        if datatype is None:
-            raise internal(f"output '{name}' has numpy type {array.dtype}, which is no tensor datatype")
         if datatype is BYTES:
             data = from_numpy(array, BYTES)
             buffer, offset, ref = self._space.reserve(len(data))
             buffer[offset : offset + len(data)] = data
             return Tensor(name, datatype.name, array.shape, ref)
-        if array.dtype == BF16.numpy and self._model.datatypes.get(name) is BF16:
-            datatype = BF16
         buffer, offset, ref = self._space.reserve(array.nbytes)
         np.ndarray(array.shape, datatype.numpy, buffer, offset)[...] = array
         return Tensor(name, datatype.name, array.shape, ref)
 
 
-_UNANSWERED: Final = internal("the backend did not answer this request of the batch")
+UNANSWERED: Final = internal("the backend did not answer this request of the batch")

@@ -14,10 +14,11 @@ import msgspec
 
 from headrace_backends.api import Backend, ModelContext, ModelDescription
 from headrace_backends.batch import Batch, ModelMemory
+from headrace_backends.streaming import Outlet, StreamingBatch
 from headrace_protocol.arena import Arena
 from headrace_protocol.datatype import ALL, BY_NAME, DataType
 from headrace_protocol.errors import InferError, internal
-from headrace_protocol.messages import BatchDone, Error, Initialize, Ready
+from headrace_protocol.messages import BatchDone, Error, Execute, Initialize, Ready
 
 _LOG: Final = logging.getLogger(__name__)
 _BY_CONFIG_NAME: Final = {datatype.config_name: datatype for datatype in ALL}
@@ -46,7 +47,13 @@ def model_memory(arena: Arena, config: dict[str, Any], description: ModelDescrip
     for output in config.get("output", ()):
         if output["data_type"] in _BY_CONFIG_NAME:
             datatypes[output["name"]] = _BY_CONFIG_NAME[output["data_type"]]
-    return ModelMemory(arena, datatypes, batching=config.get("max_batch_size", 0) > 0)
+    decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
+    return ModelMemory(arena, datatypes, batching=config.get("max_batch_size", 0) > 0, decoupled=decoupled)
+
+
+def new_batch(message: Execute, model: ModelMemory, outlet: Outlet) -> Batch:
+    """Return the batch of `message`; the responses of a decoupled model go to `outlet` while it runs and after."""
+    return StreamingBatch(message, model, outlet) if model.decoupled else Batch(message, model)
 
 
 def slot_count(backend: type[Backend], instances: Sequence[str]) -> int:
@@ -76,7 +83,10 @@ def refusal(error: InferError) -> Ready:
 
 
 def execute(backend: Backend, batch: Batch, descriptors: Sequence[int] = ()) -> tuple[list[msgspec.Struct], list[int]]:
-    """Run the batch and return the frame to send: messages and descriptors (the caller closes those)."""
+    """Run the batch and return the frame to send: messages and descriptors (the caller closes those).
+
+    Of a decoupled model, the messages end only what the backend did not end; requests that it deferred are `open`.
+    """
     started = opened = time.perf_counter_ns()
     failure: InferError | None = None
     try:
@@ -90,7 +100,8 @@ def execute(backend: Backend, batch: Batch, descriptors: Sequence[int] = ()) -> 
     output_ns = batch.output_ns
     infer_ns = max(0, executed - opened - output_ns)
     output_ns += time.perf_counter_ns() - executed
-    return [responses, BatchDone(responses.batch, opened - started, infer_ns, output_ns)], spilled
+    done = BatchDone(batch.number, opened - started, infer_ns, output_ns)
+    return [done] if responses is None else [responses, done], spilled
 
 
 def as_infer_error(error: BaseException, what: str) -> InferError:

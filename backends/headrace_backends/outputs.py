@@ -1,13 +1,39 @@
-"""Where the outputs of a batch go: the slice of the arena that the server lent, or else memory of our own."""
+"""Where outputs go: the slice of the arena that the server lent, the message itself, or else memory of our own."""
 
 from __future__ import annotations
 
 import fcntl
 import mmap
 import os
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
 
 from headrace_protocol.arena import ALIGNMENT, PAGE, Arena
-from headrace_protocol.tensor import ARENA, TensorRef
+from headrace_protocol.datatype import BF16, BYTES, Array, Buffer, DataType, from_numpy, of_numpy
+from headrace_protocol.errors import internal
+from headrace_protocol.tensor import ARENA, INLINE, Tensor, TensorRef
+
+INLINE_BYTES: Final = 32 << 10
+"""Bytes of the largest output of a stream that travels in the message."""
+FRAME_BYTES: Final = 1 << 20
+"""Bytes of all such outputs of one frame; what is beyond goes into a SpillFile."""
+
+
+def wire_type(name: str, array: Array, declared: Mapping[str, DataType]) -> DataType:
+    """Return the datatype as which `array` is sent as output `name`. Raises INTERNAL where it is no tensor.
+
+    `declared` tells outputs of BF16, whose elements are uint16 here, from those of UINT16.
+    """
+    if not isinstance(array, np.ndarray):
+        raise internal(f"output '{name}' is of type {type(array).__name__}, expected a numpy array")
+    datatype = of_numpy(array.dtype)
+    if datatype is None:
+        raise internal(f"output '{name}' has numpy type {array.dtype}, which is no tensor datatype")
+    if array.dtype == BF16.numpy and declared.get(name) is BF16:
+        return BF16
+    return datatype
 
 
 class SpillFile:
@@ -57,5 +83,36 @@ class OutputSpace:
 
     def take_descriptors(self) -> list[int]:
         """Return the descriptors that must travel with the references given so far; the caller closes them."""
+        spill, self._spill = self._spill, None
+        return [] if spill is None else [spill.seal()]
+
+
+class FrameSpace:
+    """Takes the outputs of one frame of a stream: small ones into the message, others into a SpillFile."""
+
+    def __init__(self) -> None:
+        self._inline = 0
+        self._spill: SpillFile | None = None
+
+    def place(self, name: str, array: Array, declared: Mapping[str, DataType]) -> Tensor:
+        """Return the output as the server is told it; copies its elements. Raises INTERNAL as wire_type does."""
+        datatype = wire_type(name, array, declared)
+        data: Buffer | None = from_numpy(array, BYTES) if datatype is BYTES else None
+        nbytes = array.nbytes if data is None else len(data)
+        if nbytes <= INLINE_BYTES and self._inline + nbytes <= FRAME_BYTES:
+            self._inline += nbytes
+            inline = array.tobytes() if data is None else bytes(data)
+            return Tensor(name, datatype.name, array.shape, TensorRef(0, nbytes, INLINE), None, inline)
+        if self._spill is None:
+            self._spill = SpillFile()
+        mapping, offset = self._spill.reserve(nbytes)
+        if data is None:
+            np.ndarray(array.shape, datatype.numpy, mapping)[...] = array
+        else:
+            mapping[:] = data
+        return Tensor(name, datatype.name, array.shape, TensorRef(offset, nbytes, 0))
+
+    def take_descriptors(self) -> list[int]:
+        """Return the descriptors that must travel with the frame; the caller closes them."""
         spill, self._spill = self._spill, None
         return [] if spill is None else [spill.seal()]

@@ -13,7 +13,11 @@ import os
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NoReturn
+
+import msgspec
 
 from headrace_backends import execution
 from headrace_backends.api import Backend
@@ -21,6 +25,7 @@ from headrace_backends.batch import Batch, ModelMemory
 from headrace_backends.channel import Channel
 from headrace_backends.discovery import load_backend
 from headrace_backends.relief import ReliefTimer
+from headrace_backends.streaming import StreamingBatch
 from headrace_protocol.arena import Arena
 from headrace_protocol.errors import InferError, invalid
 from headrace_protocol.framing import ProtocolError, backend_framer
@@ -29,6 +34,7 @@ from headrace_protocol.messages import (
     Cancel,
     Execute,
     Finalize,
+    Flow,
     Initialize,
     Log,
     Ping,
@@ -52,17 +58,21 @@ class Runner:
         self._reading: Final = threading.Lock()
         """The right to read; guards _pending and what _handle touches."""
         self._state: Final = threading.Lock()
-        """Guards _running, _unfinished and _finalizing."""
+        """Guards _running, _open, _unfinished and _finalizing."""
         self._pending: Final[deque[tuple[Batch, list[int]]]] = deque()
         self._running: Final[dict[int, Batch]] = {}
+        self._open: Final[dict[int, Batch]] = {}
+        """Batches of a decoupled model whose `execute` has returned, but not all of whose requests have ended."""
         self._unfinished = 0
-        """Batches taken whose answer is not yet sent: _running is emptied before the send, this after it."""
+        """Batches taken whose answer is not yet sent: _running is emptied before the send, this after it. An open
+        batch counts too, once more."""
         self._finalizing = False
         self._initialize: Initialize | None = None
         self._arena: Arena | None = None
         self._backend: Backend | None = None
         self._model: ModelMemory | None = None
         self._slots = 1
+        self.sending: Final = threading.Lock()
         self._relief: ReliefTimer | None = None
         """There where the process has one slot."""
 
@@ -96,10 +106,7 @@ class Runner:
             self._send_ready(execution.refusal(error))
 
     def _send_ready(self, ready: Ready) -> None:
-        try:
-            self._channel.send([ready])
-        except ConnectionError:
-            _exit(0)
+        self.send([ready], ())
 
     def _serve(self) -> NoReturn:
         """Take turns at reading; run what was read. Every thread of the process ends here."""
@@ -141,17 +148,35 @@ class Runner:
         messages, spilled = execution.execute(self._backend, batch, descriptors)
         with self._state:
             del self._running[batch.number]
-        try:
-            self._channel.send(messages, spilled)
-        except ConnectionError:
-            _exit(0)
+            if batch.open:
+                self._open[batch.number] = batch
+                self._unfinished += 1
+        self.send(messages, spilled)
         _close(spilled)
         _close(descriptors)
+        if self._is_last():
+            self._finish()
+
+    def send(self, messages: Sequence[msgspec.Struct], descriptors: Sequence[int]) -> None:
+        """Send one frame; the process ends where the server has gone."""
+        try:
+            self._channel.send(messages, descriptors)
+        except ConnectionError:
+            _exit(0)
+
+    def closed(self, batch: StreamingBatch) -> None:
+        """Forget a batch that was open after its `execute`. For whichever thread ended its last request."""
+        with self._state:
+            was_open = self._open.pop(batch.number, None) is not None
+        if was_open and self._is_last():
+            # not in this thread, which may be one that the backend joins in its finalize
+            threading.Thread(target=self._finish, name="headrace-finish", daemon=True).start()
+
+    def _is_last(self) -> bool:
+        """Count one batch, or open batch, as done; return whether the process is to end now."""
         with self._state:
             self._unfinished -= 1
-            last = self._finalizing and not self._unfinished
-        if last:
-            self._finish()
+            return self._finalizing and not self._unfinished
 
     def _finish(self) -> NoReturn:
         try:
@@ -179,23 +204,29 @@ class Runner:
         if isinstance(message, Execute):
             self._accept(message, descriptors)
         elif isinstance(message, Cancel):
-            with self._state:
-                batch = self._running.get(message.batch)
+            batch = self._find(message.batch)
             if batch is not None:
-                _cancel(batch, message.request)
+                _tell("cancel", partial(batch.cancel, message.request))
+        elif isinstance(message, Flow):
+            batch = self._find(message.batch)
+            if batch is not None:
+                _tell("hold back", partial(batch.flow, message.request, paused=message.paused))
         elif isinstance(message, Ping):
-            try:
-                self._channel.send([Pong(message.nonce)])
-            except ConnectionError:
-                _exit(0)
+            self.send([Pong(message.nonce)], ())
         elif isinstance(message, Finalize):
             with self._state:
                 self._finalizing = True
                 idle = not self._unfinished
             if idle:
                 self._finish()
-        else:
+        elif isinstance(message, Initialize):
             self._take_initialize(message, descriptors)
+        else:
+            raise ProtocolError(f"{type(message).__name__} is not served")
+
+    def _find(self, number: int) -> Batch | None:
+        with self._state:
+            return self._running.get(number) or self._open.get(number)
 
     def _take_initialize(self, message: Initialize, descriptors: list[int]) -> None:
         if self._initialize is not None:
@@ -208,9 +239,9 @@ class Runner:
     def _accept(self, message: Execute, descriptors: list[int]) -> None:
         if self._model is None:
             raise ProtocolError("Execute before Ready")
-        batch = Batch(message, self._model)
+        batch = execution.new_batch(message, self._model, self)
         with self._state:
-            if message.batch in self._running:
+            if message.batch in self._running or message.batch in self._open:
                 raise ProtocolError(f"a second Execute of batch {message.batch}, which still runs")
             if len(self._running) >= self._slots or self._finalizing:
                 raise ProtocolError(f"Execute of batch {message.batch} where no slot is free")
@@ -243,11 +274,11 @@ def serve(fd: int) -> NoReturn:
     Runner(channel).run()
 
 
-def _cancel(batch: Batch, request: int) -> None:
+def _tell(what: str, call: Callable[[], None]) -> None:
     try:
-        batch.cancel(request)
+        call()
     except Exception:
-        _LOG.exception("the backend failed to cancel")
+        _LOG.exception("the backend failed to %s", what)
 
 
 def _close(descriptors: list[int]) -> None:

@@ -8,22 +8,27 @@ times as long); `creation_delay_sec`; `echo_parameters` ("true": request paramet
 `fail_load` (a message); `hang_load`. The parameters in misbehaviour.py and `delay_ms` may be given in the
 configuration, for every request; a request may give them for itself only where the configuration parameter
 `allow_misbehaviour` is "true", so that no client can harm a model that was not made for it.
+
+Where the model is decoupled, streams.py says what its requests get. They are answered after `execute` has returned, so
+that one instance serves many at once; with the configuration parameter `hold_instance` it is theirs to the end.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import ClassVar, Final, NamedTuple
 
 from headrace_backends.api import Batch, BatchRequest, ModelContext, ModelDescription
-from headrace_backends.identity.misbehaviour import alter, asked, fail, misbehave
+from headrace_backends.identity.misbehaviour import alter, fail, misbehave
+from headrace_backends.identity.parameters import FOREVER_S, asked, number
+from headrace_backends.identity.player import StreamPlayer
+from headrace_backends.identity.streams import Part, copied, repeated, repeats
 from headrace_protocol.datatype import Array
 from headrace_protocol.errors import InferError, cancelled, invalid
 from headrace_protocol.messages import Parameter
 
-_FOREVER_S: Final = 1e6
 _TOGETHER: Final = frozenset(
     {"execute_delay_ms", "instance_wise_delay_multiplier", "creation_delay_sec", "allow_misbehaviour"}
 )
@@ -34,7 +39,7 @@ class _Job(NamedTuple):
     """A request that is answered by itself."""
 
     request: BatchRequest
-    parameters: dict[str, Parameter]
+    parameters: Mapping[str, Parameter]
     delay_s: float
 
 
@@ -56,6 +61,10 @@ class IdentityBackend:
         self._delay_s = number(self._defaults, "execute_delay_ms") / 1000
         self._multiplier = number(self._defaults, "instance_wise_delay_multiplier")
         self._together = self._defaults.keys() <= _TOGETHER
+        self._decoupled = model.decoupled
+        self._repeats = self._decoupled and repeats(self._inputs, self._outputs)
+        self._holds = asked(self._defaults, "hold_instance")
+        self._player = StreamPlayer()
         time.sleep(number(self._defaults, "creation_delay_sec"))
         if asked(self._defaults, "hang_load"):
             threading.Event().wait()
@@ -66,6 +75,9 @@ class IdentityBackend:
     def execute(self, batch: Batch) -> None:
         """Wait, misbehave, and answer each request with its inputs."""
         delay_s = self._delay_s * max(1.0, batch.instance * self._multiplier)
+        if self._decoupled:
+            self._stream(batch, delay_s)
+            return
         if self._together and not (self._allowed and any(request.parameters for request in batch.requests)):
             if delay_s:
                 _wait(batch, dict.fromkeys(batch.requests, delay_s))
@@ -75,10 +87,10 @@ class IdentityBackend:
             return
         jobs: list[_Job] = []
         for request in batch.requests:
-            parameters = self._defaults | dict(request.parameters) if self._allowed else self._defaults
+            parameters = self._parameters(request)
             misbehave(parameters)
             try:
-                wait_s = _FOREVER_S if asked(parameters, "hang") else number(parameters, "delay_ms") / 1000
+                wait_s = FOREVER_S if asked(parameters, "hang") else number(parameters, "delay_ms") / 1000
                 jobs.append(_Job(request, parameters, delay_s + wait_s))
             except InferError as error:
                 request.fail(error)
@@ -87,7 +99,30 @@ class IdentityBackend:
             self._answer(job, batch.inputs)
 
     def finalize(self) -> None:
-        """Nothing to free."""
+        """End the thread that sends streams."""
+        self._player.stop()
+
+    def _stream(self, batch: Batch, delay_s: float) -> None:
+        if delay_s:
+            _wait(batch, dict.fromkeys(batch.requests, delay_s))
+        for request in batch.requests:
+            try:
+                self._player.play(batch, request, self._parts(request, batch.inputs))
+            except InferError as error:
+                request.fail(error)
+        if self._holds:
+            self._player.wait_for(batch)
+
+    def _parts(self, request: BatchRequest, given: Mapping[str, Array]) -> Iterator[Part]:
+        if self._repeats:
+            return repeated(request, given)
+        parameters = self._parameters(request)
+        sources = {name: self._source(name) for name in self._outputs}
+        outputs: dict[str, Array] = {name: request.input(src) for name, src in sources.items() if src in given}
+        return copied(parameters, lambda: alter(outputs, parameters))
+
+    def _parameters(self, request: BatchRequest) -> Mapping[str, Parameter]:
+        return self._defaults | dict(request.parameters) if self._allowed else self._defaults
 
     def _source(self, output: str) -> str:
         """Return the name of the input that `output` copies."""
@@ -123,14 +158,3 @@ def _wait(batch: Batch, delays_s: Mapping[BatchRequest, float]) -> None:
             return
         changed.wait(left)
         changed.clear()
-
-
-def number(parameters: Mapping[str, Parameter], name: str) -> float:
-    """Return the parameter as a number >= 0; 0 where it is absent. Raises INVALID_ARG."""
-    try:
-        value = float(parameters.get(name, 0))
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < _FOREVER_S:
-        raise invalid(f"parameter '{name}': expected a number >= 0, got {parameters[name]!r}")
-    return value

@@ -18,16 +18,12 @@ from typing import Final
 
 import numpy as np
 
+from headrace_backends.identity.parameters import asked
 from headrace_protocol.datatype import Array
 from headrace_protocol.errors import internal
 from headrace_protocol.messages import Parameter
 
 CRASH_STATUS: Final = 42
-
-
-def asked(parameters: Mapping[str, Parameter], name: str) -> bool:
-    """Return whether the misbehaviour `name` is asked for."""
-    return parameters.get(name, False) not in (False, "false")
 
 
 def misbehave(parameters: Mapping[str, Parameter]) -> None:
