@@ -16,6 +16,8 @@ from headrace.gateway.restricted import KINDS, parse_group
 
 MIB = 1 << 20
 INT32_MAX = (1 << 31) - 1
+LOG_FORMATS = ("default", "ISO8601", "json")
+MOST_VERBOSE = 9
 
 
 class Status(enum.Enum):
@@ -294,11 +296,11 @@ SERVED = (
         "SETTING",
         many=True,
     ),
-    _served("log-verbose", integer(0, 9), "0", "how much is logged beyond info"),
+    _served("log-verbose", integer(0, MOST_VERBOSE), "0", "how much is logged beyond info"),
     _served("log-info", boolean, "true", "log information", "BOOL"),
     _served("log-warning", boolean, "true", "log warnings", "BOOL"),
     _served("log-error", boolean, "true", "log errors", "BOOL"),
-    _served("log-format", choice("default", "ISO8601", "json"), "default", "default, ISO8601 or json", "FORMAT"),
+    _served("log-format", choice(*LOG_FORMATS), "default", "default, ISO8601 or json", "FORMAT"),
     _served("log-file", text, "", "log to this file instead of stdout and stderr", "FILE"),
 )
 

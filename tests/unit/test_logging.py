@@ -11,9 +11,10 @@ from dataclasses import replace
 import pytest
 
 from headrace.config import LogSettings
-from headrace.observability.logging import LONGEST_MESSAGE, configure, escape, reset
+from headrace.observability.logging import LONGEST_MESSAGE, LogControl, configure, escape, reset
 from headrace.observability.tables import models_table
 from headrace.types import IndexEntry
+from headrace_protocol.errors import ErrorCode, InferError
 
 PLAIN = LogSettings(verbose=0, info=True, warning=True, error=True, format="default", file="")
 LOG = logging.getLogger("headrace.test")
@@ -175,3 +176,130 @@ def test_the_table_of_models_lines_up_and_tells_reasons():
 
 def test_the_table_of_no_models_says_so():
     assert "no models" in models_table([])
+
+
+# --- changes while the server runs -----------------------------------------------------------------------------------
+
+
+def configured(settings: LogSettings = PLAIN) -> LogControl:
+    configure(settings)
+    return LogControl(settings)
+
+
+ALL = {
+    "log_file": "",
+    "log_info": True,
+    "log_warning": True,
+    "log_error": True,
+    "log_verbose_level": 0,
+    "log_format": "default",
+}
+
+
+def test_the_settings_are_told_by_the_names_of_the_protocol():
+    control = configured()
+    assert control.get() == ALL
+
+
+@pytest.mark.parametrize(
+    ("level", "name"),
+    [(logging.INFO, "log_info"), (logging.WARNING, "log_warning"), (logging.ERROR, "log_error")],
+)
+def test_a_level_is_switched_off_and_on_again_by_a_call(capsys, level, name):
+    control = configured()
+    assert control.update({name: False}) == {**ALL, name: False}
+    LOG.log(level, "hidden")
+    assert control.update({name: True}) == ALL
+    LOG.log(level, "shown")
+    output = "".join(capsys.readouterr())
+    assert "hidden" not in output
+    assert "shown" in output
+
+
+def test_what_a_higher_verbosity_shows_changes_with_the_call(capsys):
+    control = configured()
+    for verbose, expected in [(0, []), (1, ["details"]), (2, ["details", "more details"]), (0, [])]:
+        control.update({"log_verbose_level": verbose})
+        capsys.readouterr()
+        LOG.debug("details")
+        LOG.log(logging.DEBUG - 1, "more details")
+        assert [line.rsplit("] ")[1] for line in capsys.readouterr().out.splitlines()] == expected
+
+
+def test_the_format_changes_from_the_next_line_on(capsys):
+    control = configured()
+    control.update({"log_format": "json"})
+    LOG.warning("one")
+    control.update({"log_format": "ISO8601"})
+    LOG.warning("two")
+    control.update({"log_format": "default"})
+    LOG.warning("three")
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert json.loads(first)["message"] == "one"
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ W ", second)
+    assert re.match(r"W\d{4} ", third)
+
+
+def test_a_file_goes_on_through_a_change(tmp_path):
+    settings = replace(PLAIN, file=str(tmp_path / "server.log"))
+    control = configured(settings)
+    LOG.info("one")
+    control.update({"log_info": False})
+    LOG.info("two")
+    LOG.warning("three")
+    reset()
+    lines = (tmp_path / "server.log").read_text().splitlines()
+    assert [line.rsplit("] ")[-1] for line in lines] == [
+        "one",
+        "log settings are changed by a call: log_info=False",
+        "three",
+    ]
+
+
+def test_a_change_is_told_also_where_it_is_what_shows_it(capsys):
+    control = configured()
+    control.update({"log_info": False})
+    control.update({"log_warning": False})
+    control.update({"log_info": True})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.rsplit(": ")[-1] for line in lines] == ["log_info=False", "log_info=True"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("log_info", 1, "log_info: expected true or false, got 1"),
+        ("log_warning", "true", "log_warning: expected true or false, got 'true'"),
+        ("log_error", None, "log_error: expected true or false, got None"),
+        ("log_verbose_level", -1, "log_verbose_level: expected an integer from 0 to 9, got -1"),
+        ("log_verbose_level", 10, "log_verbose_level: expected an integer from 0 to 9, got 10"),
+        ("log_verbose_level", 2**70, "got a number of more than 64 bits"),
+        pytest.param("log_verbose_level", 10**5000, "got a number of more than 64 bits", id="huge"),
+        ("log_verbose_level", True, "got True"),
+        ("log_verbose_level", 1.0, "got 1.0"),
+        ("log_format", "iso8601", "log_format: expected one of default, ISO8601, json, got 'iso8601'"),
+        ("log_format", ["default"], "got ['default']"),
+        ("log_format", "x\ny" + "z" * 10_000, "got 'x\\ny"),
+        ("log_level", 1, "unknown log setting 'log_level', expected one of log_info, log_warning, log_error, "),
+        ("l" * 10_000, 1, "unknown log setting 'llll"),
+    ],
+)
+def test_a_bad_value_changes_nothing_and_the_error_names_what_is_allowed(name, value, sentence):
+    control = configured()
+    with pytest.raises(InferError) as caught:
+        control.update({"log_error": False, "log_verbose_level": 3, name: value})
+    assert caught.value.code is ErrorCode.INVALID_ARG
+    assert sentence in caught.value.message
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message) < 300
+    assert control.get() == ALL
+    assert logging.getLogger("headrace").level == logging.INFO
+
+
+@pytest.mark.parametrize("file", ["/tmp/x.sh", ""])
+def test_no_call_chooses_where_the_log_goes(file):
+    control = configured()
+    with pytest.raises(InferError, match="log_file") as caught:
+        control.update({"log_info": False, "log_file": file})
+    assert caught.value.code is ErrorCode.UNSUPPORTED
+    assert control.get() == ALL

@@ -1,7 +1,7 @@
 """Logging: one record a line, levels and format from LogSettings, text from clients made harmless.
 
 Loggers are named `headrace.*`; what libraries warn of takes the same way. Information goes to stdout, warnings and
-errors to stderr, unless a file is given.
+errors to stderr, unless a file is given. LogControl changes levels and format while the server runs, never the file.
 """
 
 from __future__ import annotations
@@ -12,15 +12,23 @@ import re
 import sys
 import time
 import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 from headrace.config import LogSettings
+from headrace.flags import LOG_FORMATS, MOST_VERBOSE
+from headrace.planes import LogValue
+from headrace_protocol.errors import invalid, unsupported
+
+_log = logging.getLogger(__name__)
 
 LONGEST_MESSAGE: Final = 4096
 """Characters of a message that are logged."""
 _INNERMOST_FRAMES = 8
+_LONGEST_VALUE = 80
 
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # control characters, the terminal's escape among them
@@ -93,7 +101,7 @@ class _Filter(logging.Filter):
 
     def __init__(self, settings: LogSettings, low: int, high: int) -> None:
         super().__init__()
-        self._settings = settings
+        self.settings = settings
         self._low = low
         self._high = high
 
@@ -101,9 +109,10 @@ class _Filter(logging.Filter):
         level = record.levelno
         if not self._low <= level < self._high:
             return False
+        settings = self.settings
         if level >= logging.ERROR:
-            return self._settings.error
-        return self._settings.warning if level >= logging.WARNING else self._settings.info or level < logging.INFO
+            return settings.error
+        return settings.warning if level >= logging.WARNING else settings.info or level < logging.INFO
 
 
 class _StandardHandler(logging.StreamHandler[TextIO]):
@@ -137,13 +146,21 @@ def configure(settings: LogSettings) -> None:
     logging.getLogger("headrace").setLevel(level(settings))
 
 
+def apply(settings: LogSettings) -> None:
+    """Make what configure set follow `settings` from the next record on, all but its file."""
+    for handler in _ours():
+        handler.setFormatter(_formatter(settings))
+        for each in handler.filters:
+            if isinstance(each, _Filter):
+                each.settings = settings
+    logging.getLogger("headrace").setLevel(level(settings))
+
+
 def reset() -> None:
     """Take away what configure set."""
-    root = logging.getLogger()
-    for handler in list(root.handlers):
-        if isinstance(handler, _StandardHandler | _FileHandler):
-            root.removeHandler(handler)
-            handler.close()
+    for handler in _ours():
+        logging.getLogger().removeHandler(handler)
+        handler.close()
     logging.getLogger("headrace").setLevel(logging.NOTSET)
 
 
@@ -152,9 +169,97 @@ def level(settings: LogSettings) -> int:
     return logging.DEBUG + 1 - settings.verbose if settings.verbose else logging.INFO
 
 
+def _ours() -> list[logging.Handler]:
+    return [handler for handler in logging.getLogger().handlers if isinstance(handler, _StandardHandler | _FileHandler)]
+
+
+def _formatter(settings: LogSettings) -> logging.Formatter:
+    return _JsonFormatter() if settings.format == "json" else _Formatter(iso8601=settings.format == "ISO8601")
+
+
 def _with(handler: logging.Handler, settings: LogSettings, low: int, high: int) -> logging.Handler:
-    handler.setFormatter(
-        _JsonFormatter() if settings.format == "json" else _Formatter(iso8601=settings.format == "ISO8601")
-    )
+    handler.setFormatter(_formatter(settings))
     handler.addFilter(_Filter(settings, low, high))
     return handler
+
+
+class LogControl:
+    """Implements planes.LogSettings over what configure set. Owned by the server; used from its event loop."""
+
+    def __init__(self, settings: LogSettings) -> None:
+        self._settings = settings
+
+    def get(self) -> dict[str, LogValue]:
+        """Return the settings in force."""
+        settings = self._settings
+        return {name: getattr(settings, field) for name, field in _FIELDS.items()}
+
+    def update(self, changes: Mapping[str, LogValue]) -> dict[str, LogValue]:
+        """Change settings, all or none, and return all; see planes.LogSettings."""
+        for name, value in changes.items():
+            _check(name, value)
+        if changes:
+            shown = self._settings.info
+            told = ", ".join(f"{name}={value}" for name, value in changes.items())
+            if shown:  # the call that switches information off is the last to be told
+                _log.info("log settings are changed by a call: %s", told)
+            fields: dict[str, Any] = {_FIELDS[name]: value for name, value in changes.items()}
+            self._settings = replace(self._settings, **fields)
+            apply(self._settings)
+            if not shown:
+                _log.info("log settings are changed by a call: %s", told)
+        return self.get()
+
+
+_FIELDS: Final = {
+    "log_file": "file",
+    "log_info": "info",
+    "log_warning": "warning",
+    "log_error": "error",
+    "log_verbose_level": "verbose",
+    "log_format": "format",
+}
+"""The fields of LogSettings by their names in the protocol."""
+
+
+def _boolean(value: LogValue) -> str:
+    return "" if isinstance(value, bool) else "true or false"
+
+
+def _verbosity(value: LogValue) -> str:
+    good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_VERBOSE
+    return "" if good else f"an integer from 0 to {MOST_VERBOSE}"
+
+
+def _format(value: LogValue) -> str:
+    return "" if value in LOG_FORMATS else f"one of {', '.join(LOG_FORMATS)}"
+
+
+_EXPECTED: Final[Mapping[str, Callable[[LogValue], str]]] = {
+    "log_info": _boolean,
+    "log_warning": _boolean,
+    "log_error": _boolean,
+    "log_verbose_level": _verbosity,
+    "log_format": _format,
+}
+"""What each setting that can be changed expects of a value; "" where it is good."""
+
+
+def _check(name: str, value: LogValue) -> None:
+    if name == "log_file":
+        raise unsupported("log_file: where the log goes is said when the server is started, and no call changes it")
+    expected = _EXPECTED.get(name)
+    if expected is None:
+        raise invalid(f"unknown log setting {described(name)}, expected one of {', '.join(_EXPECTED)}")
+    wanted = expected(value)
+    if wanted:
+        raise invalid(f"{name}: expected {wanted}, got {described(value)}")
+
+
+def described(value: object) -> str:
+    """Return a client's value for a sentence: on one line, and short."""
+    if isinstance(value, str):
+        return escape(repr(value[:_LONGEST_VALUE]))
+    if isinstance(value, int) and value.bit_length() > 64:  # Python refuses to write very large ones
+        return "a number of more than 64 bits"
+    return escape(repr(value), _LONGEST_VALUE)
