@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
+from typing import Final
 
 from headrace import classification
 from headrace.instances.served_model import ServedModel
@@ -19,6 +21,10 @@ from headrace.types import (
 )
 from headrace_protocol._generated import grpc_service_pb2, model_config_pb2
 from headrace_protocol.errors import InferError, unavailable, unsupported
+
+MAX_UNREAD: Final = 128
+"""Responses of one request that its client has not read, above which the model is held back until half are."""
+MAX_UNREAD_BYTES: Final = 16 << 20
 
 EXTENSIONS = (
     "classification",
@@ -66,6 +72,73 @@ class Inference:
         if pending is not None:
             self._model.driver.cancel(pending)
             self._plane._ended(self._model)
+
+
+class Stream:
+    """One request under way that may have many responses. It holds a lease on its model until the last, or its cancel.
+
+    It counts what was handed over and not released yet, and holds the model back while that is too much.
+    """
+
+    __slots__ = ("_classes", "_model", "_on_outcome", "_paused", "_plane", "_unread", "_unread_bytes", "pending")
+
+    def __init__(
+        self,
+        plane: RegistryDataPlane,
+        model: ServedModel,
+        classes: dict[str, int] | None,
+        on_outcome: Callable[[Outcome], None],
+    ) -> None:
+        self._plane = plane
+        self._model = model
+        self._classes = classes
+        self._on_outcome = on_outcome
+        self._unread = 0
+        self._unread_bytes = 0
+        self._paused = False
+        self.pending: Pending | None = None
+
+    def deliver(self, outcome: Outcome) -> None:
+        """Hand one outcome over."""
+        if isinstance(outcome, InferenceResponse) and self._classes is not None:
+            try:
+                outcome = _classified(self._model, self._classes, outcome)
+            except InferError as error:
+                if not outcome.final and self.pending is not None:
+                    self._model.driver.cancel(self.pending)
+                outcome = error
+        if isinstance(outcome, InferError) or outcome.final:
+            self.pending = None
+            self._plane._ended(self._model)
+        else:
+            self._count(outcome)
+        self._on_outcome(outcome)
+
+    def cancel(self) -> None:
+        """Nobody reads on; nothing is delivered any more. Does nothing once the last outcome was."""
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            self._model.driver.cancel(pending)
+            self._plane._ended(self._model)
+
+    def _count(self, response: InferenceResponse) -> None:
+        nbytes = sum(len(output.data) for output in response.outputs)
+        self._unread += 1
+        self._unread_bytes += nbytes
+        response.on_release(partial(self._read, nbytes))
+        if not self._paused and (self._unread >= MAX_UNREAD or self._unread_bytes >= MAX_UNREAD_BYTES):
+            self._set_paused(paused=True)
+
+    def _read(self, nbytes: int) -> None:
+        self._unread -= 1
+        self._unread_bytes -= nbytes
+        if self._paused and self._unread <= MAX_UNREAD // 2 and self._unread_bytes <= MAX_UNREAD_BYTES // 2:
+            self._set_paused(paused=False)
+
+    def _set_paused(self, *, paused: bool) -> None:
+        self._paused = paused
+        if self.pending is not None:
+            self._model.driver.flow(self.pending, paused=paused)
 
 
 class RegistryDataPlane:
@@ -139,11 +212,7 @@ class RegistryDataPlane:
 
     def submit(self, request: InferenceRequest, done: Callable[[Outcome], None]) -> Inference:
         """Begin one request; see planes.DataPlane."""
-        if self._exiting:
-            raise unavailable("the server is shutting down")
-        model = self._registry.acquire(request.model_name, request.model_version)
-        self.requests += 1
-        self._inflight += 1
+        model = self._acquire(request)
         try:
             if model.config.decoupled:
                 raise unsupported(f"model '{model.name}' is decoupled: use a streaming call")
@@ -155,6 +224,31 @@ class RegistryDataPlane:
             self._ended(model)
             raise
         return inference
+
+    def stream(self, request: InferenceRequest, on_outcome: Callable[[Outcome], None]) -> Stream:
+        """Begin one request that may have many responses; see planes.DataPlane."""
+        model = self._acquire(request)
+        try:
+            prepared = model.signature.prepare(request)
+            classes = _classes(model, request) if request.outputs else None
+            stream = Stream(self, model, classes, on_outcome)
+            stream.pending = model.driver.submit(prepared, stream.deliver)
+        except BaseException:
+            self._ended(model)
+            raise
+        return stream
+
+    def decoupled(self, name: str, version: int) -> bool:
+        """Return whether the model may give any number of responses."""
+        return self._registry.get(name, version).config.decoupled
+
+    def _acquire(self, request: InferenceRequest) -> ServedModel:
+        if self._exiting:
+            raise unavailable("the server is shutting down")
+        model = self._registry.acquire(request.model_name, request.model_version)
+        self.requests += 1
+        self._inflight += 1
+        return model
 
     async def infer(self, request: InferenceRequest) -> InferenceResponse:
         """Answer one request; see planes.DataPlane."""

@@ -155,6 +155,16 @@ class InferenceResponse:
         """Whether it only says that a decoupled model has come to its end: no outputs, and `final`."""
         self._release = release
 
+    def on_release(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called too once the response is released."""
+        release = self._release
+
+        def both() -> None:
+            release()
+            callback()
+
+        self._release = both
+
     def release(self) -> None:
         """Give the memory of the outputs back. Idempotent; the tensors' data must not be read afterwards."""
         release, self._release = self._release, _nothing

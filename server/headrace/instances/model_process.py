@@ -23,6 +23,7 @@ from headrace_protocol.messages import (
     Cancel,
     Error,
     Finalize,
+    Flow,
     Initialize,
     Log,
     Ping,
@@ -38,16 +39,24 @@ STOP_GRACE_S: Final = 5.0
 Results = Sequence[InferenceResponse | InferError | None]
 OnDone = Callable[[Payload, Results, BatchDone | None], None]
 """Called once a batch is over: what each request gets, and the timings (None where the process died)."""
+OnResponse = Callable[[Payload, int, InferenceResponse | InferError], None]
+"""Called for each response of a decoupled model, with the index of its request; an error is a request's last."""
 
 
 class _Running:
-    __slots__ = ("instance", "on_done", "payload", "results")
+    __slots__ = ("executed", "instance", "on_done", "on_response", "open", "payload", "results")
 
-    def __init__(self, payload: Payload, instance: int, on_done: OnDone) -> None:
+    def __init__(self, payload: Payload, instance: int, on_done: OnDone, on_response: OnResponse | None) -> None:
         self.payload = payload
         self.instance = instance
         self.on_done = on_done
+        self.on_response = on_response
+        """There for decoupled models alone."""
         self.results: list[InferenceResponse | InferError | None] | None = None
+        self.open: set[int] = set() if on_response is None else set(range(len(payload.requests)))
+        """Requests of a decoupled model that have not had their last response."""
+        self.executed = False
+        """Whether its slot is free again, though some of its requests may be open still."""
 
 
 class ModelProcess:
@@ -104,17 +113,20 @@ class ModelProcess:
 
     @property
     def busy(self) -> int:
-        """How many batches run now."""
+        """How many batches hold memory now."""
         return len(self._running)
 
-    def execute(self, payload: Payload, on_done: OnDone) -> int:
-        """Run a batch in a free instance; return its number. Raises ArenaFullError, taking nothing."""
+    def execute(self, payload: Payload, on_done: OnDone, on_response: OnResponse | None = None) -> int:
+        """Run a batch in a free instance; return its number. Raises ArenaFullError, taking nothing.
+
+        With `on_response` (decoupled models) every response is told by that, and `on_done` gets no results.
+        """
         batch = self._next_batch
         instance = self.free[-1]
         command = payload.gather(self._arena, batch, instance)
         self.free.pop()
         self._next_batch = batch + 1
-        self._running[batch] = _Running(payload, instance, on_done)
+        self._running[batch] = _Running(payload, instance, on_done, on_response)
         self._channel.send([command])
         return batch
 
@@ -122,6 +134,11 @@ class ModelProcess:
         """Tell the backend that nobody waits for a request of a running batch any more."""
         if batch in self._running:
             self._channel.send([Cancel(batch, request)])
+
+    def flow(self, batch: int, request: int, *, paused: bool) -> None:
+        """Tell the backend to hold a request's responses back, or to go on."""
+        if batch in self._running:
+            self._channel.send([Flow(batch, request, paused)])
 
     def ping(self, nonce: int) -> None:
         """Ask for a sign of life; `last_pong` becomes `nonce`."""
@@ -186,6 +203,9 @@ class ModelProcess:
         running = self._running.get(message.batch)
         if running is None:
             raise InferError(ErrorCode.INTERNAL, f"responses for the batch {message.batch}, which does not run")
+        if running.on_response is not None:
+            self._on_streamed(message, running, descriptors)
+            return
         results = running.payload.scatter(message.batched, message.responses, descriptors)
         if descriptors and message.batched:
             spilled = sum(tensor.ref.nbytes + 64 for tensor in message.batched)
@@ -200,11 +220,39 @@ class ModelProcess:
                     previous.release()
                 running.results[index] = result
 
+    def _on_streamed(self, message: Responses, running: _Running, descriptors: list[int]) -> None:
+        assert running.on_response is not None
+        if message.batched is not None:
+            raise InferError(ErrorCode.INTERNAL, "a decoupled model answered a whole batch at once")
+        for index, outcome in running.payload.stream(message.responses, descriptors):
+            if index not in running.open:
+                if isinstance(outcome, InferenceResponse):
+                    outcome.release()
+                raise InferError(ErrorCode.INTERNAL, f"a response after the last one of request {index}")
+            if isinstance(outcome, InferError) or outcome.final:
+                running.open.discard(index)
+            running.on_response(running.payload, index, outcome)
+        if running.executed and not running.open:
+            del self._running[message.batch]
+            running.payload.release()
+            self._on_slot_free()  # its memory is free: a batch may wait for that
+
     def _on_batch_done(self, message: BatchDone) -> None:
-        running = self._running.pop(message.batch, None)
-        if running is None:
+        running = self._running.get(message.batch)
+        if running is None or running.executed:
             raise InferError(ErrorCode.INTERNAL, f"the end of the batch {message.batch}, which does not run")
         self.free.append(running.instance)
+        running.executed = True
+        if running.open:
+            running.on_done(running.payload, (), message)
+            self._on_slot_free()
+            return
+        del self._running[message.batch]
+        if running.on_response is not None:
+            running.on_done(running.payload, (), message)
+            running.payload.release()
+            self._on_slot_free()
+            return
         results = running.results
         if results is None:
             results = [None] * len(running.payload.requests)
@@ -232,6 +280,10 @@ class ModelProcess:
         what = "the request was cut off" if self._stopping else "the backend process failed while it ran this request"
         for entry in running.values():
             error = InferError(ErrorCode.UNAVAILABLE, f"{what}: {reason}", FailureReason.BACKEND)
+            if entry.on_response is not None:
+                for index in sorted(entry.open):
+                    entry.on_response(entry.payload, index, error)
+                continue
             for result in entry.results or ():
                 if isinstance(result, InferenceResponse):
                     result.release()

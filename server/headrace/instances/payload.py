@@ -18,8 +18,8 @@ from headrace.types import InferenceResponse, OutputTensor
 from headrace_protocol.arena import ALIGNMENT, Arena
 from headrace_protocol.datatype import BY_NAME, BYTES, DataType, element_count
 from headrace_protocol.errors import ErrorCode, FailureReason, InferError
-from headrace_protocol.messages import Execute, RequestHeader, Response
-from headrace_protocol.tensor import ARENA, Tensor, TensorRef
+from headrace_protocol.messages import Error, Execute, RequestHeader, Response
+from headrace_protocol.tensor import ARENA, INLINE, Tensor, TensorRef
 
 _LENGTH: Final = struct.Struct("<I")
 
@@ -27,7 +27,7 @@ _LENGTH: Final = struct.Struct("<I")
 class Payload:
     """Owns one slice of `arena` between gather and the last release."""
 
-    __slots__ = ("_arena", "_holders", "_mapped", "_offset", "owners", "requests", "rows", "signature")
+    __slots__ = ("_arena", "_holders", "_offset", "owners", "requests", "rows", "signature")
 
     def __init__(self, signature: ModelSignature, requests: Sequence[PreparedRequest]) -> None:
         self.signature = signature
@@ -38,7 +38,6 @@ class Payload:
         self._arena: Arena | None = None
         self._offset = 0
         self._holders = 1
-        self._mapped: dict[int, memoryview] = {}
 
     def gather(self, arena: Arena, batch: int, instance: int) -> Execute:
         """Copy the inputs into `arena` and return the command that runs them. Raises ArenaFullError."""
@@ -106,32 +105,43 @@ class Payload:
         `descriptors` came with the frame and stay the caller's to close.
         """
         results: list[InferenceResponse | InferError | None] = [None] * len(self.requests)
+        frame = _Frame(self._arena, descriptors)
         if batched is not None:
-            self._scatter_batched(batched, descriptors, results)
+            self._scatter_batched(batched, frame, results)
         for response in responses:
-            if not 0 <= response.request < len(results):
-                raise InferError(
-                    ErrorCode.INTERNAL,
-                    f"the backend answered request {response.request} of a batch of {len(results)}",
-                    FailureReason.BACKEND,
-                )
+            self._check_index(response)
             previous = results[response.request]
             if isinstance(previous, InferenceResponse):
                 previous.release()
-            results[response.request] = self._individual(response, descriptors)
+            results[response.request] = self._individual(response, frame)
         return results
+
+    def stream(
+        self, responses: Sequence[Response], descriptors: Sequence[int]
+    ) -> list[tuple[int, InferenceResponse | InferError]]:
+        """Return the responses that one frame of a decoupled model brought, each with the index of its request."""
+        frame = _Frame(self._arena, descriptors)
+        results = []
+        for response in responses:
+            self._check_index(response)
+            results.append((response.request, self._streamed(response, frame)))
+        return results
+
+    def _check_index(self, response: Response) -> None:
+        if not 0 <= response.request < len(self.requests):
+            raise _nonsense(f"the backend answered request {response.request} of a batch of {len(self.requests)}")
 
     def _scatter_batched(
         self,
         batched: Sequence[Tensor],
-        descriptors: Sequence[int],
+        frame: _Frame,
         results: list[InferenceResponse | InferError | None],
     ) -> None:
         outputs: list[list[OutputTensor]] = [[] for _ in self.requests]
         signature = self.signature
         try:
             for tensor in batched:
-                data = self._bytes_of(tensor, descriptors)
+                data = frame.bytes_of(tensor)
                 plan = signature.output(tensor)
                 shape = plan.client_shape(tensor, self.rows if signature.batches else None)
                 if len(self.requests) == 1:
@@ -155,20 +165,41 @@ class Payload:
         for index, request in enumerate(self.requests):
             results[index] = self._response(request, outputs[index], None)
 
-    def _individual(self, response: Response, descriptors: Sequence[int]) -> InferenceResponse | InferError:
+    def _individual(self, response: Response, frame: _Frame) -> InferenceResponse | InferError:
         if response.error is not None:
-            code = ErrorCode.__members__.get(response.error.code, ErrorCode.INTERNAL)
-            return InferError(code, response.error.message, FailureReason.BACKEND)
+            return _backend_error(response.error)
         request = self.requests[response.request]
         try:
-            outputs = []
-            for tensor in response.outputs:
-                plan = self.signature.output(tensor)
-                shape = plan.client_shape(tensor, request.rows if self.signature.batches else None)
-                outputs.append(OutputTensor(plan.name, plan.datatype, shape, self._bytes_of(tensor, descriptors)))
+            outputs = self._outputs(response, request.rows if self.signature.batches else None, frame)
         except InferError as error:
             return error.with_traceback(None)
         return self._response(request, outputs, response.parameters)
+
+    def _streamed(self, response: Response, frame: _Frame) -> InferenceResponse | InferError:
+        """Return one response of a decoupled model, which may hold any of its outputs, and any number of rows."""
+        if response.error is not None:
+            return _backend_error(response.error)
+        wanted = self.requests[response.request].wanted
+        try:
+            outputs = self._outputs(response, None, frame)
+        except InferError as error:
+            return error.with_traceback(None)
+        if wanted is not None:
+            outputs = [output for output in outputs if output.name in wanted]
+        self._holders += 1
+        signature = self.signature
+        result = InferenceResponse(signature.name, signature.version, outputs, response.parameters, self.release)
+        result.final = response.final
+        result.empty = response.empty
+        return result
+
+    def _outputs(self, response: Response, rows: int | None, frame: _Frame) -> list[OutputTensor]:
+        outputs = []
+        for tensor in response.outputs:
+            plan = self.signature.output(tensor)
+            shape = plan.client_shape(tensor, rows)
+            outputs.append(OutputTensor(plan.name, plan.datatype, shape, frame.bytes_of(tensor)))
+        return outputs
 
     def _response(
         self,
@@ -191,7 +222,26 @@ class Payload:
         self._holders += 1
         return InferenceResponse(self.signature.name, self.signature.version, outputs, parameters, self.release)
 
-    def _bytes_of(self, tensor: Tensor, descriptors: Sequence[int]) -> memoryview:
+    def release(self) -> None:
+        """Drop one hold: the backend's (when it is done) or a response's."""
+        self._holders -= 1
+        if not self._holders and self._arena is not None:
+            self._arena.free(self._offset)
+            self._arena = None
+
+
+class _Frame:
+    """Where the tensors of one frame lie: in the arena, in the frame's descriptors, or in the messages themselves."""
+
+    __slots__ = ("_arena", "_descriptors", "_mapped")
+
+    def __init__(self, arena: Arena | None, descriptors: Sequence[int]) -> None:
+        self._arena = arena
+        self._descriptors = descriptors
+        self._mapped: dict[int, memoryview] | None = None
+
+    def bytes_of(self, tensor: Tensor) -> memoryview:
+        """Return the bytes of a tensor; raises INTERNAL where it does not fit its datatype, shape or memory."""
         datatype = BY_NAME.get(tensor.datatype)
         ref = tensor.ref
         if datatype is None:
@@ -203,22 +253,26 @@ class Payload:
             if ref.source == ARENA:
                 assert self._arena is not None
                 return self._arena.slice(ref.offset, ref.nbytes)
-            whole = self._mapped.get(ref.source)
-            if whole is None:
-                whole = self._mapped[ref.source] = _map(descriptors[ref.source])
+            whole = memoryview(tensor.data) if ref.source == INLINE else self._spilled(ref.source)
         except (IndexError, ValueError, OSError) as error:
             raise _nonsense(f"output '{tensor.name}' lies outside the memory it was given") from error
         if ref.offset < 0 or ref.nbytes < 0 or ref.offset + ref.nbytes > len(whole):
             raise _nonsense(f"output '{tensor.name}' lies outside the memory it was given")
         return whole[ref.offset : ref.offset + ref.nbytes]
 
-    def release(self) -> None:
-        """Drop one hold: the backend's (when it is done) or a response's."""
-        self._holders -= 1
-        if not self._holders and self._arena is not None:
-            self._arena.free(self._offset)
-            self._arena = None
-            self._mapped.clear()
+    def _spilled(self, source: int) -> memoryview:
+        if source < 0:
+            raise IndexError(source)
+        if self._mapped is None:
+            self._mapped = {}
+        whole = self._mapped.get(source)
+        if whole is None:
+            whole = self._mapped[source] = _map(self._descriptors[source])
+        return whole
+
+
+def _backend_error(error: Error) -> InferError:
+    return InferError(ErrorCode.__members__.get(error.code, ErrorCode.INTERNAL), error.message, FailureReason.BACKEND)
 
 
 def _header(request: PreparedRequest) -> RequestHeader:

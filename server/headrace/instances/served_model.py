@@ -70,7 +70,8 @@ class ServedModel:
             self.signature,
             self.statistics,
             clock,
-            OrderedRelease() if batching is not None and batching.preserve_ordering else None,
+            OrderedRelease() if batching is not None and batching.preserve_ordering and not config.decoupled else None,
+            decoupled=config.decoupled,
         )
 
     @property

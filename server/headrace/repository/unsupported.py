@@ -20,7 +20,6 @@ UNSUPPORTED: Final = {
     "batch_input": "tensors made for each batch are not supported yet",
     "batch_output": "outputs scattered over a batch are not supported yet",
     "input[].allow_ragged_batch": "ragged batches are not supported yet",
-    "model_transaction_policy.decoupled": "decoupled models (many responses to a request) are not served yet",
     "model_repository_agents": "repository agents are not supported yet",
     "model_operations.op_library_filename": "custom operator libraries are not loaded yet",
     "instance_group[].rate_limiter": "the rate limiter is not supported yet",

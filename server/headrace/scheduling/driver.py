@@ -42,9 +42,20 @@ Outcome = InferenceResponse | InferError
 
 
 class Pending:
-    """A request between `submit` and its answer."""
+    """A request between `submit` and its answer, the last one where it may have several."""
 
-    __slots__ = ("batch", "done", "index", "item", "prepared", "process", "result", "started_ns")
+    __slots__ = (
+        "batch",
+        "done",
+        "index",
+        "item",
+        "prepared",
+        "process",
+        "responses",
+        "result",
+        "since_ns",
+        "started_ns",
+    )
 
     def __init__(self, prepared: PreparedRequest, done: Callable[[Outcome], None]) -> None:
         self.prepared = prepared
@@ -57,6 +68,10 @@ class Pending:
         self.index = 0
         self.started_ns = 0
         self.result: Outcome | None = None
+        self.responses = 0
+        """Responses of a decoupled model so far."""
+        self.since_ns = 0
+        """When the last of them came."""
 
 
 class SchedulerDriver:
@@ -70,6 +85,8 @@ class SchedulerDriver:
         statistics: ModelStatistics,
         clock: Clock,
         ordering: OrderedRelease | None = None,
+        *,
+        decoupled: bool = False,
     ) -> None:
         self._scheduler = scheduler
         self._instances = instances
@@ -78,6 +95,7 @@ class SchedulerDriver:
         self._now_ns: Callable[[], int] = clock.now_ns
         self._wall_ns: Callable[[], int] = clock.wall_ns
         self._ordering = ordering
+        self._on_response = self._responded if decoupled else None
         self._loop = asyncio.get_running_loop()
         self._dispatch_due = False
         self._last_batch = 0
@@ -94,7 +112,7 @@ class SchedulerDriver:
     def submit(self, prepared: PreparedRequest, done: Callable[[Outcome], None]) -> Pending:
         """Queue a request; `done` is called once with its outcome, unless it is cancelled first.
 
-        Raises InferError UNAVAILABLE where the queue is full. `done` runs on the loop and should be quick.
+        Where the model is decoupled it is called for every response; the last is an error or `final`. Raises InferError UNAVAILABLE where the queue is full. `done` runs on the loop and should be quick.
         """
         now = self._now_ns()
         pending = Pending(prepared, done)
@@ -127,6 +145,11 @@ class SchedulerDriver:
             self._statistics.pending -= 1
             self._finish(pending, InferError(ErrorCode.CANCELLED, "the request was cancelled", FailureReason.CANCELED))
             self.kick()
+
+    def flow(self, pending: Pending, *, paused: bool) -> None:
+        """Hold the further responses of a running request back, or let them come again."""
+        if pending.process is not None:
+            pending.process.flow(pending.batch, pending.index, paused=paused)
 
     def kick(self) -> None:
         """Dispatch once the requests that arrived in this turn of the loop are all in the queue."""
@@ -196,7 +219,7 @@ class SchedulerDriver:
         pendings: list[Pending] = [item.owner for item in batch]
         payload = Payload(self._signature, [pending.prepared for pending in pendings])
         try:
-            number = process.execute(payload, self._done)
+            number = process.execute(payload, self._done, self._on_response)
         except ArenaFullError as error:
             if self._instances.busy():
                 self._stalled = batch
@@ -237,11 +260,13 @@ class SchedulerDriver:
     def _done(self, payload: Payload, results: Results, done: BatchDone | None) -> None:
         now = self._now_ns()
         statistics = self._statistics
-        executed = done is not None and any(isinstance(result, InferenceResponse) for result in results)
-        if done is not None and executed:
+        streams = self._on_response is not None
+        if done is not None and (streams or any(isinstance(result, InferenceResponse) for result in results)):
             statistics.record_execution(
                 payload.rows, done.compute_input_ns, done.compute_infer_ns, done.compute_output_ns
             )
+        if streams:
+            return
         wall_ms = self._wall_ns() // 1_000_000
         for pending, result in zip(payload.owners, results, strict=True):
             pending.process = None
@@ -265,6 +290,50 @@ class SchedulerDriver:
                     wall_ms,
                 )
             self._finish(pending, outcome)
+
+    def _responded(self, payload: Payload, index: int, outcome: Outcome) -> None:
+        """Take one response of a decoupled model."""
+        pending: Pending = payload.owners[index]
+        now = self._now_ns()
+        self._count_response(pending, outcome, now)
+        if isinstance(outcome, InferError) or outcome.final:
+            if isinstance(outcome, InferenceResponse) and pending.done is not None:
+                self._count_stream(pending, now)
+            pending.process = None
+            self._complete(pending, outcome)
+        elif pending.done is None:
+            outcome.release()
+        else:
+            outcome.id = pending.prepared.request.id
+            self._hand_over(pending.done, outcome)
+
+    def _count_response(self, pending: Pending, outcome: Outcome, now: int) -> None:
+        statistics = self._statistics
+        number = pending.responses
+        infer_ns = now - (pending.since_ns or pending.started_ns)
+        pending.responses = number + 1
+        pending.since_ns = now
+        if pending.done is None:
+            statistics.record_response_cancel(number, infer_ns)
+        elif isinstance(outcome, InferError):
+            statistics.record_response_failure(number, infer_ns)
+        else:
+            statistics.record_response(number, infer_ns, 0, empty=outcome.empty)
+            if not number and not outcome.empty:
+                statistics.record_first_response(now - pending.prepared.request.received_ns)
+
+    def _count_stream(self, pending: Pending, now: int) -> None:
+        """Count a request to a decoupled model that came to its end."""
+        assert pending.item is not None
+        self._statistics.record_success(
+            pending.prepared.rows,
+            now - pending.prepared.request.received_ns,
+            pending.started_ns - pending.item.enqueued_ns,
+            0,
+            now - pending.started_ns,
+            0,
+            self._wall_ns() // 1_000_000,
+        )
 
     def _finish(self, pending: Pending, outcome: Outcome) -> None:
         if self._ordering is None:
@@ -292,6 +361,9 @@ class SchedulerDriver:
             )
             if done is None:
                 return
+        self._hand_over(done, outcome)
+
+    def _hand_over(self, done: Callable[[Outcome], None], outcome: Outcome) -> None:
         try:
             done(outcome)
         except Exception:  # whoever fails to take its answer must not cost the rest of the batch theirs
