@@ -35,6 +35,7 @@ from headrace.observability.tables import models_table
 from headrace.repository.config_loading import Completion
 from headrace.repository.model_config import ModelConfig
 from headrace.repository.registry import ModelRegistry
+from headrace.repository.uploads import UploadStore
 from headrace.repository.watcher import RepositoryWatcher
 from headrace.types import ServerMetadata
 from headrace.unserved import UnservedLog, UnservedMemory, UnservedTrace
@@ -131,8 +132,14 @@ class Server:
         )
         metadata = ServerMetadata(config.id, __version__, EXTENSIONS)
         self._data = RegistryDataPlane(self._registry, metadata, strict_readiness=config.strict_readiness)
+        self._uploads = UploadStore(config.model_upload_byte_size)
         self._control = RegistryControlPlane(
-            self._registry, config.control_mode, memory=UnservedMemory(), trace=UnservedTrace(), log=UnservedLog()
+            self._registry,
+            config.control_mode,
+            memory=UnservedMemory(),
+            trace=UnservedTrace(),
+            log=log_setup.LogControl(config.log),
+            uploads=self._uploads if config.allow_model_upload else None,
         )
         self._http = HttpGateway(self._data, self._control, config.http, clock)
         self._grpc = GrpcGateway(self._data, self._control, config.grpc, clock)
@@ -145,6 +152,7 @@ class Server:
         """Serve until a signal; return the exit status. Raises StartError where it cannot start."""
         self._check_repositories()
         self._listen_for_signals()
+        await asyncio.to_thread(self._uploads.remove_leftovers)
         async with memory.giving_back_when_idle(lambda: self._data.requests), self._doors():
             try:
                 await self._load()
@@ -154,6 +162,7 @@ class Server:
                 drained = await self._drain()
                 await self._registry.close(0)
                 self._loader.close()
+                await asyncio.to_thread(self._uploads.close)
             return 0 if drained else 1
 
     def _check_repositories(self) -> None:

@@ -78,6 +78,8 @@ class ServerConfig:
     model_load_thread_count: int
     model_load_retry_count: int
     model_load_timeout_secs: float
+    allow_model_upload: bool
+    model_upload_byte_size: int
     exit_timeout_secs: int
     arena_byte_size: int
     backend_restart_limit: int
@@ -146,6 +148,8 @@ def _build(values: Mapping[str, Any], metrics: Mapping[str, Any], warnings: list
         model_load_thread_count=values["model-load-thread-count"],
         model_load_retry_count=values["model-load-retry-count"],
         model_load_timeout_secs=values["model-load-timeout-secs"],
+        allow_model_upload=values["allow-model-upload"],
+        model_upload_byte_size=values["model-upload-byte-size"],
         exit_timeout_secs=values["exit-timeout-secs"],
         arena_byte_size=values["arena-byte-size"],
         backend_restart_limit=values["backend-restart-limit"],

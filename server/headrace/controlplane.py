@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import Final, Generic
 
 from headrace.config import ControlMode
 from headrace.planes import LoadParameters, LogSettings, SharedMemory, TraceSettings
 from headrace.repository.layout import name_problem
-from headrace.repository.overrides import OverrideRequest, UploadStore, parse_override
+from headrace.repository.overrides import OverrideRequest, parse_override
 from headrace.repository.registry import ModelRegistry
 from headrace.repository.sources import LoadOverride, M
+from headrace.repository.uploads import UploadStore
 from headrace.types import IndexEntry
 from headrace_protocol.errors import invalid, unavailable
 
@@ -63,10 +63,8 @@ class RegistryControlPlane(Generic[M]):
         try:
             return await asyncio.shield(writing)
         except asyncio.CancelledError:
-            with contextlib.suppress(OSError):
-                await asyncio.to_thread(
-                    self._uploads.discard, await writing
-                )  # the thread cannot be stopped, and nobody else knows its folder
+            # The thread cannot be stopped, and nobody else knows its folder.
+            writing.add_done_callback(_discard)
             raise
 
     def _check_mode(self, what: str) -> None:
@@ -74,6 +72,14 @@ class RegistryControlPlane(Generic[M]):
             raise unavailable(
                 f"models cannot be {what} by a call: the model control mode is {self._mode.value!r}, not 'explicit'"
             )
+
+
+def _discard(written: asyncio.Task[LoadOverride]) -> None:
+    """Remove files that nobody waits for any more."""
+    if not written.cancelled() and written.exception() is None:
+        temporary = written.result().temporary
+        if temporary is not None:
+            asyncio.get_running_loop().run_in_executor(None, temporary.remove)
 
 
 def _check_name(name: str) -> None:

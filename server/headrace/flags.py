@@ -193,6 +193,10 @@ SERVED = (
     _served("model-load-thread-count", integer(1, 256), "4", "models loaded at once"),
     _served("model-load-retry-count", integer(0, 100), "0", "further tries where a load fails"),
     _served("model-load-timeout-secs", seconds(1), "600", "longest time a load may take", "SECONDS"),
+    _served("allow-model-upload", boolean, "false", "take model files in load calls (explicit mode)", "BOOL"),
+    _served(
+        "model-upload-byte-size", integer(1), str(4 << 30), "disk taken by uploaded model files, at most, in bytes"
+    ),
     _served("exit-timeout-secs", integer(0, 86400), "30", "how long a stop waits for requests in flight"),
     _served(
         "arena-byte-size", integer(MIB), str(8 << 30), "memory shared with one backend process, at most; taken as used"

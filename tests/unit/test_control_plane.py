@@ -1,6 +1,7 @@
 """The repository API: modes, names, and what a load call may bring with it."""
 
 import asyncio
+import json
 import os
 from pathlib import Path
 
@@ -8,8 +9,8 @@ import pytest
 
 from headrace.config import ControlMode
 from headrace.controlplane import RegistryControlPlane
-from headrace.repository.overrides import UploadStore, parse_override
 from headrace.repository.registry import ModelRegistry
+from headrace.repository.uploads import UploadStore
 from headrace.types import IndexEntry
 from headrace.unserved import UnservedLog, UnservedMemory, UnservedTrace
 from headrace_protocol.errors import ErrorCode, InferError
@@ -48,7 +49,7 @@ def repository(tmp_path):
 def store(tmp_path):
     parent = tmp_path / "temporary"
     parent.mkdir()
-    store = UploadStore(parent)
+    store = UploadStore(LIMIT, parent)
     yield store
     store.close()
     assert list(parent.iterdir()) == []
@@ -62,6 +63,8 @@ async def registry(repository):
     await registry.close(timeout=0)
 
 
+LIMIT = 10_000_000
+BIG = {"file:1/model.bin": bytes(LIMIT * 6 // 10)}
 SETTINGS = {"memory": UnservedMemory(), "trace": UnservedTrace(), "log": UnservedLog()}
 
 
@@ -230,27 +233,55 @@ async def test_two_uploads_of_one_name_at_once_leave_nothing_behind(uploading, r
             await asyncio.sleep(0.001)
 
 
-async def test_an_upload_whose_caller_leaves_is_removed(uploading, tmp_path):
+async def test_an_upload_whose_caller_leaves_is_removed(uploading, store, tmp_path):
     call = asyncio.create_task(uploading.load("m", {"config": "{}", "file:1/model.bin": b"x" * 1_000_000}))
     await asyncio.sleep(0)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    assert not list((tmp_path / "temporary").rglob("model.bin"))
+    async with asyncio.timeout(5):
+        while store.used or list((tmp_path / "temporary").rglob("model.bin")):  # noqa: ASYNC110 - a thread removes it
+            await asyncio.sleep(0.001)
 
 
-def test_what_a_killed_process_left_is_removed_but_not_what_a_living_one_uses(tmp_path):
-    request = parse_override({"config": "{}", "file:1/x": b"1"}, allow_files=True)
-    assert request is not None
-    killed, living = UploadStore(tmp_path), UploadStore(tmp_path)
-    left = killed.write("m", request)
-    used = living.write("m", request)
-    os.close(killed._lock)  # what the end of a process does
-    other = tmp_path / "somebody-else"
-    other.mkdir()
-    UploadStore(tmp_path).remove_leftovers()
-    assert not left.temporary.exists()
-    assert used.temporary.exists()
-    assert other.exists()
-    living.close()
-    assert list(tmp_path.iterdir()) == [other]
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"default_model_filename": "/etc/model.onnx"},
+        {"default_model_filename": "../../other/1/model.onnx"},
+        {"model_operations": {"op_library_filename": ["/tmp/lib.so"]}},
+        {"output": [{"name": "OUTPUT0", "data_type": "TYPE_FP32", "dims": [1], "label_filename": "../x"}]},
+        {"cc_model_filenames": {"8.0": "a/../../b"}},
+    ],
+)
+async def test_a_configuration_from_a_client_names_no_file_outside_the_model(control, registry, config):
+    error = await refused(control.load("m", {"config": json.dumps(config)}))
+    assert error.code is ErrorCode.INVALID_ARG
+    assert "out of the model's folder" in error.message
+    assert registry.index() == [IndexEntry("m")], "the model was touched"
+
+
+async def test_what_does_not_load_gives_its_room_back(uploading, store, registry):
+    for _ in range(5):
+        with pytest.raises(InferError):
+            await uploading.load("m", {"config": '{"version_policy": {"specific": {"versions": [9]}}}', **BIG})
+    async with asyncio.timeout(5):
+        while store.used:  # noqa: ASYNC110 - threads remove the files
+            await asyncio.sleep(0.001)
+    assert registry.served() == []
+
+
+async def test_room_is_free_again_after_an_unload_and_after_a_load_in_its_place(uploading, store):
+    await uploading.load("m", {"config": "{}", **BIG})
+    error = await refused(uploading.load("n", {"config": "{}", **BIG}))
+    assert error.code is ErrorCode.UNAVAILABLE
+    assert "--model-upload-byte-size" in error.message
+    await uploading.load("m", {})
+    async with asyncio.timeout(5):
+        while store.used:  # noqa: ASYNC110 - a thread removes the files
+            await asyncio.sleep(0.001)
+    await uploading.load("n", {"config": "{}", **BIG})
+    await uploading.unload("n", unload_dependents=False)
+    async with asyncio.timeout(5):
+        while store.used:  # noqa: ASYNC110 - a thread removes the files
+            await asyncio.sleep(0.001)

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.repository.model_config import DynamicBatching, QueuePolicy, TimeoutAction
 from headrace.scheduling.dynamic import DynamicBatcher
-from headrace.scheduling.scheduler import QueuedRequest, queue_timeout
+from headrace.scheduling.scheduler import QueuedRequest
 from headrace_protocol.errors import ErrorCode, FailureReason, InferError
 
 MS = 1_000_000
@@ -300,13 +300,6 @@ class TestTimeout:
         assert batcher.next_expiry_ns() <= MS, "the driver must be told to fetch the late one"
         assert names(batcher.expire(MS)) == ["late"]
         assert batcher.next_expiry_ns() is None
-
-    def test_the_error_of_a_timeout_tells_the_limit(self):
-        batcher = batcher_with(QueuePolicy(default_timeout_us=1000))
-        fill(batcher, request(), now=7)
-        error = queue_timeout(batcher.expire(5 * MS)[0])
-        assert "1000 us" in error.message
-        assert (error.code, error.reason) == (ErrorCode.UNAVAILABLE, FailureReason.REJECTED)
 
     @pytest.mark.parametrize(
         ("default_us", "allow", "asked_us", "expected_us"),

@@ -71,7 +71,7 @@ def test_hidden_temporary_and_impossible_names_are_no_models(repository, name):
     assert not is_model_name(name)
     assert scan([repository]).models == {}
     assert scan_model([repository], name) is None
-    assert list_names([repository]) == set()
+    assert list_names([repository]) == {}
 
 
 def test_files_in_a_repository_are_no_models(repository):
@@ -239,3 +239,10 @@ def test_a_link_to_nothing_is_no_error(repository):
     (repository / "ghost").symlink_to("nowhere")
     assert set(scan([repository]).models) == {"m"}
     assert look(repository).problem == ""
+
+
+def test_names_tell_which_folder_there_is_twice(repository, tmp_path):
+    other = tmp_path / "other"
+    for folder in (repository / "once", repository / "twice", other / "twice"):
+        (folder / "1").mkdir(parents=True)
+    assert list_names([repository, other, repository]) == {"once": False, "twice": True}

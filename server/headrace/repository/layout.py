@@ -25,6 +25,8 @@ MAX_DEPTH: Final = 32
 MAX_MODELS: Final = 100_000
 MAX_VERSION: Final = 2**63 - 1
 
+TWICE: Final = "the model has a folder in two or more repositories"
+
 _IGNORED_NAMES: Final = frozenset({"lost+found", "__pycache__"})
 _TEMPORARY_SUFFIXES: Final = ("~", ".tmp", ".partial", ".swp")
 _CONFIG_NAMES: Final = frozenset({"config.pbtxt", "configs"})
@@ -66,8 +68,8 @@ def name_problem(name: str) -> str:
         return f"a model's name must be one folder name without path parts, got {name!r}"
     if not name.isprintable():
         return f"a model's name must consist of printable characters, got {name!r}"
-    if len(name) > 255:
-        return f"a model's name must have at most 255 characters, got {len(name)}"
+    if len(name.encode()) > 255:
+        return f"a model's name must have at most 255 bytes, got {len(name.encode())}"
     return ""
 
 
@@ -82,12 +84,16 @@ def is_model_name(name: str) -> bool:
     )
 
 
-def list_names(repositories: Sequence[Path]) -> set[str]:
-    """Return the names of all model folders; a single listing of each repository, for the index."""
-    names: set[str] = set()
-    for repository in repositories:
+def list_names(repositories: Sequence[Path]) -> dict[str, bool]:
+    """Return the names of all model folders; a single listing of each repository, for the index.
+
+    True = folders in several repositories, so that the model cannot be loaded.
+    """
+    names: dict[str, bool] = {}
+    for repository in _distinct(repositories):
         with contextlib.suppress(OSError):
-            names.update(_model_names(repository, []))
+            for name in _model_names(repository, []):
+                names[name] = name in names
     return names
 
 
@@ -153,7 +159,7 @@ def _twice(first: ModelLayout, second: ModelLayout) -> ModelLayout:
     return ModelLayout(
         first.name,
         first.directory,
-        problem="the model has a folder in two or more repositories",
+        problem=TWICE,
         warnings=(f"folders of the same name: {str(first.directory)!r} and {str(second.directory)!r}",),
     )
 

@@ -1,27 +1,20 @@
-"""What a load call may bring with it: a configuration, and the files of a whole model folder.
+"""What a load call may bring with it: a configuration, and the files of a whole model folder. Pure.
 
-Everything is checked before the first byte is written, and files go to a folder that this process alone owns.
+Everything is checked here, before the first byte is written (uploads.py).
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
 import re
-import shutil
-import tempfile
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from headrace.planes import LoadParameters
 from headrace.repository.config_text import ParsedConfig, parse_json
 from headrace.repository.layout import MAX_VERSION
 from headrace.repository.model_config import ConfigError
-from headrace.repository.sources import LoadOverride
+from headrace_protocol._generated import model_config_pb2 as pb
 from headrace_protocol.errors import invalid, unsupported
 
 FILE_PREFIX: Final = "file:"
@@ -31,8 +24,6 @@ MAX_PATH_PARTS: Final = 16
 MAX_NAME_BYTES: Final = 255
 
 _VERSION: Final = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
-_STORE_PREFIX: Final = "headrace-uploads-"
-_LOCK_NAME: Final = "lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +45,10 @@ def parse_override(parameters: LoadParameters, *, allow_files: bool) -> Override
             config_text = value
         elif key.startswith(FILE_PREFIX):
             if not allow_files:
-                raise unsupported(f"load parameter {_shown(key)}: this server does not accept uploaded model files")
+                raise unsupported(
+                    f"load parameter {_shown(key)}: this server takes no uploaded model files; --allow-model-upload "
+                    "allows them"
+                )
             if not isinstance(value, bytes):
                 raise invalid(f"load parameter {_shown(key)}: expected the file's bytes, got {_kind(value)}")
             files[_checked_path(key)] = value
@@ -70,9 +64,25 @@ def parse_override(parameters: LoadParameters, *, allow_files: bool) -> Override
             )
         return None
     try:
-        return OverrideRequest(parse_json(config_text, "load parameter 'config'"), files)
+        config = parse_json(config_text, "load parameter 'config'")
     except ConfigError as error:
         raise invalid(f"load parameter 'config': {error}") from None
+    _check_paths_named(config.proto)
+    return OverrideRequest(config, files)
+
+
+def _check_paths_named(proto: pb.ModelConfig) -> None:
+    """Refuse paths by which whoever may load a model would have the server open files outside the model's folder.
+
+    A configuration that lies in a repository may name them: who writes there can put a link as well.
+    """
+    named = [("default_model_filename", proto.default_model_filename)]
+    named += [("model_operations.op_library_filename", path) for path in proto.model_operations.op_library_filename]
+    named += [(f"cc_model_filenames.{key}", path) for key, path in proto.cc_model_filenames.items()]
+    named += [(f"output[{place}].label_filename", output.label_filename) for place, output in enumerate(proto.output)]
+    for where, path in named:
+        if path.startswith("/") or ".." in path.split("/"):
+            raise invalid(f"load parameter 'config': {where}: {_shown(path)} leads out of the model's folder")
 
 
 def _checked_path(key: str) -> str:
@@ -108,73 +118,3 @@ def _shown(text: str) -> str:
 
 def _kind(value: object) -> str:
     return {str: "text", bytes: "bytes", bool: "a boolean", int: "an integer"}.get(type(value), type(value).__name__)
-
-
-class UploadStore:
-    """Owns the folder that uploaded files are written under; it comes with the first upload and goes at `close`.
-
-    A locked file in it says that its process lives; what a killed process left is removed by the next one that starts.
-    """
-
-    def __init__(self, parent: Path | None = None) -> None:
-        self._parent = parent if parent is not None else Path(tempfile.gettempdir())
-        self._root: Path | None = None
-        self._lock = -1
-        self._opening = threading.Lock()
-        """Held while the folder is made or removed: uploads are written by several threads."""
-
-    def write(self, name: str, request: OverrideRequest) -> LoadOverride:
-        """Write the request's files, all or none, into a model folder of their own. Blocking."""
-        temporary = Path(tempfile.mkdtemp(dir=self._open()))
-        try:
-            directory = temporary / name
-            directory.mkdir(mode=0o700)
-            for path, content in request.files.items():
-                target = directory / path
-                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                with target.open("xb") as file:
-                    file.write(content)
-        except BaseException:
-            remove_tree(temporary)
-            raise
-        return LoadOverride(request.config, directory, temporary)
-
-    def discard(self, override: LoadOverride) -> None:
-        """Remove the files of an override that will not be loaded after all. Blocking."""
-        if override.temporary is not None:
-            remove_tree(override.temporary)
-
-    def remove_leftovers(self) -> None:
-        """Remove what processes of this user left that were killed. Blocking; called at start."""
-        for root in self._parent.glob(f"{_STORE_PREFIX}*"):
-            try:
-                if root.is_symlink() or root.stat().st_uid != os.getuid():
-                    continue
-                lock = os.open(root / _LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-            except OSError:
-                continue
-            with contextlib.closing(os.fdopen(lock, "rb")), contextlib.suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove_tree(root)
-
-    def close(self) -> None:
-        """Remove everything. Idempotent."""
-        with self._opening:
-            root, self._root = self._root, None
-            if root is not None:
-                remove_tree(root)
-                os.close(self._lock)
-
-    def _open(self) -> Path:
-        with self._opening:
-            if self._root is None:
-                root = Path(tempfile.mkdtemp(prefix=_STORE_PREFIX, dir=self._parent))
-                self._lock = os.open(root / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-                fcntl.flock(self._lock, fcntl.LOCK_EX)
-                self._root = root
-            return self._root
-
-
-def remove_tree(directory: Path) -> None:
-    """Remove a folder and all in it, as far as that goes; links are removed, not followed. Blocking."""
-    shutil.rmtree(directory, ignore_errors=True)

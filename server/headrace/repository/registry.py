@@ -30,6 +30,8 @@ from headrace_protocol.errors import ErrorCode, InferError, invalid, not_found, 
 _log = logging.getLogger(__name__)
 
 ALL_MODELS: Final = "*"
+MOST_STRANGERS: Final = 1000
+"""Models without a folder in the repositories (they were uploaded) that are remembered after their end."""
 _FREE_GRACE_S: Final = 10.0
 
 
@@ -54,7 +56,8 @@ class ModelRegistry(Generic[M]):
         self._models: dict[str, TrackedModel[M]] = {}
         self._copies: dict[int, Copy[M]] = {}
         """Copies by the id() of their model, so that a lease finds its count."""
-        self._known: set[str] = set()
+        self._known: dict[str, bool] = {}
+        """Names of the folders in the repositories when last looked at; True = in several repositories."""
         self._snapshot: RepositorySnapshot | None = None
         self._on_demand = False
         self._started = False
@@ -140,8 +143,8 @@ class ModelRegistry(Generic[M]):
             self._known = layouts.list_names(self._repositories)
         entries = [
             entry
-            for name in sorted(self._known | self._models.keys())
-            for entry in index_entries(name, self._models.get(name))
+            for name in sorted(self._known.keys() | self._models.keys())
+            for entry in index_entries(name, self._models.get(name), twice=self._known.get(name, False))
         ]
         return [entry for entry in entries if entry.state == VersionState.READY.value or not ready_only]
 
@@ -198,7 +201,7 @@ class ModelRegistry(Generic[M]):
         """
         self._refuse_if_closing()
         self._snapshot = snapshot
-        self._known = set(snapshot.models)
+        self._known = dict.fromkeys(snapshot.models, False)
         begun: dict[str, asyncio.Task[None]] = {}
         for name, found in snapshot.models.items():
             tracked = self._models.get(name)
@@ -284,6 +287,14 @@ class ModelRegistry(Generic[M]):
         tracked.pending -= 1
         self._operations.discard(task)
         self._note_change(tracked)
+        if self._on_demand and tracked.name not in self._known:
+            self._forget_strangers()
+
+    def _forget_strangers(self) -> None:
+        """Forget the oldest models that only uploads gave a name: names cost nothing, so there could be any number."""
+        strangers = [tracked for tracked in self._models.values() if tracked.name not in self._known and tracked.over]
+        for tracked in strangers[:-MOST_STRANGERS]:
+            del self._models[tracked.name]
 
     def _note_change(self, tracked: TrackedModel[M]) -> None:
         if tracked.removable and self._models.get(tracked.name) is tracked:
@@ -299,12 +310,12 @@ class ModelRegistry(Generic[M]):
             else:
                 seen = await asyncio.to_thread(layouts.scan_model, self._repositories, name)
                 if seen is None:
-                    self._known.discard(name)
+                    self._known.pop(name, None)
                     reason = f"model {name!r} has no folder in the model repositories"
                     if keep_failure:
                         tracked.refuse(reason)
                     raise not_found(reason)
-                self._known.add(name)
+                self._known.setdefault(name, False)
                 found = seen
             settled = await self._prepare(tracked, found, override)
         await settled
@@ -325,7 +336,7 @@ class ModelRegistry(Generic[M]):
             found.name,
             found.directory,
             found.versions,
-            override_directory=override.temporary if override is not None else None,
+            temporary=override.temporary if override is not None else None,
         )
         _log_all(repr(found.name), found.warnings)
         try:
@@ -348,7 +359,7 @@ class ModelRegistry(Generic[M]):
                         else "the model's folder holds no version, which is a folder named by a number"
                     )
                 )
-            return tracked.desire(source, identities(found, config, choice.versions))
+            return tracked.desire(source, identities(found, config, choice.versions, from_call=override is not None))
         except Exception as error:
             tracked.refuse(sentence(error))
             tracked.dispose(source)

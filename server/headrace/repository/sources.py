@@ -11,6 +11,14 @@ from headrace.repository.config_text import ParsedConfig
 from headrace.repository.model_config import ModelConfig
 
 
+class TemporaryFiles(Protocol):
+    """Files that came with a load call and lie outside the repositories."""
+
+    def remove(self) -> None:
+        """Remove them. Blocking, idempotent."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSource:
     """Content that a model's versions are loaded from, as the registry found it.
@@ -24,8 +32,8 @@ class ModelSource:
     versions: Mapping[int, Path] = field(default_factory=dict)
     config: ParsedConfig = field(default_factory=ParsedConfig)
     """What the author wrote in config.pbtxt, or the load call instead; not completed, not validated."""
-    override_directory: Path | None = None
-    """Temporary folder that holds `directory` if its files were uploaded. The registry removes it after the last use."""
+    temporary: TemporaryFiles | None = None
+    """What holds `directory` if its files were uploaded. The registry removes it after the last use."""
     members: frozenset[str] = frozenset()
     """Models that this one, an ensemble, is made of; they serve by the time it is loaded."""
 
@@ -37,8 +45,8 @@ class LoadOverride:
     config: ParsedConfig
     directory: Path | None = None
     """The uploaded model folder, to be used instead of the one in the repository."""
-    temporary: Path | None = None
-    """The folder to remove when nothing uses `directory` any more."""
+    temporary: TemporaryFiles | None = None
+    """What to remove when nothing uses `directory` any more."""
 
 
 class ServedModel(Protocol):

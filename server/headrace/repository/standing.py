@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from headrace.repository.layout import TWICE
 from headrace.repository.lifecycle import VersionState, VersionStatus
 from headrace.repository.sources import M
 from headrace.repository.tracked import TrackedModel
@@ -23,10 +24,13 @@ def stands(tracked: TrackedModel[M]) -> bool:
     return bool(tracked.serving) and all(copy.served.ready for copy in tracked.serving.values())
 
 
-def index_entries(name: str, tracked: TrackedModel[M] | None) -> list[IndexEntry]:
-    """Return a model's lines of the repository index: one a version, one for all where no version is known."""
+def index_entries(name: str, tracked: TrackedModel[M] | None, *, twice: bool = False) -> list[IndexEntry]:
+    """Return a model's lines of the repository index: one a version, one for all where no version is known.
+
+    `twice`: it has folders in several repositories.
+    """
     if tracked is None:
-        return [IndexEntry(name)]
+        return [IndexEntry(name, "", VersionState.UNAVAILABLE.value, TWICE) if twice else IndexEntry(name)]
     statuses = tracked.statuses()
     if not statuses and tracked.lifecycle.failure:
         return [IndexEntry(name, "", VersionState.UNAVAILABLE.value, tracked.lifecycle.failure)]

@@ -22,7 +22,6 @@ from headrace.repository.lifecycle import (
     VersionStatus,
 )
 from headrace.repository.model_config import ConfigError
-from headrace.repository.overrides import remove_tree
 from headrace.repository.sources import M, ModelLoader, ModelSource
 from headrace_protocol.errors import InferError, invalid, unavailable
 
@@ -141,7 +140,12 @@ class TrackedModel(Generic[M]):
     def removable(self) -> bool:
         """Whether nothing is lost by forgetting the name."""
         blank = self.gone or (not self.lifecycle.failure and not self.lifecycle.statuses())
-        return blank and self.pending == 0 and self.lifecycle.idle
+        return blank and self.over
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of it serves, loads or drains, and nothing was asked for."""
+        return self.pending == 0 and self.lifecycle.idle
 
     # How
 
@@ -221,8 +225,8 @@ class TrackedModel(Generic[M]):
     def dispose(self, source: ModelSource) -> None:
         """Remove uploaded files that no copy uses."""
         used = any(copy.source is source for copy in self._copies.values())
-        if source.override_directory is not None and not used:
-            self._spawn(asyncio.to_thread(remove_tree, source.override_directory), f"remove files of {self.name!r}")
+        if source.temporary is not None and not used:
+            self._spawn(asyncio.to_thread(source.temporary.remove), f"remove files of {self.name!r}")
 
     def _settle(self, settled: Settled) -> None:
         for future in self._waiting.pop(settled.operation, []):

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headrace_protocol.errors import FailureReason, InferError, unavailable
-
 if TYPE_CHECKING:
     from headrace.scheduling.queue import Lane
 
@@ -106,9 +104,3 @@ class Scheduler(Protocol):
     def check_integrity(self) -> None:
         """Assert the invariants of the structure; slow, for tests."""
         ...
-
-
-def queue_timeout(item: QueuedRequest) -> InferError:
-    """Return the error for a request that `expire` returned."""
-    limit_us = (item.expires_ns - item.enqueued_ns) // 1000
-    return unavailable(f"the request waited in the queue for its limit of {limit_us} us", FailureReason.REJECTED)
