@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PROTOS := .venv-protos/bin
 
-.PHONY: serve test check bench protos
+.PHONY: serve test check bench protos docs
 .DELETE_ON_ERROR:
 
 serve: .venv/serve-installed
@@ -21,6 +21,9 @@ bench: .venv/dev-installed
 
 protos: .venv-protos/installed
 	$(PROTOS)/python protos/generate.py
+
+docs: .venv/dev-installed
+	$(BIN)/python docs/protocol_page.py
 
 .venv/serve-installed: pyproject.toml
 	$(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet --editable '.[onnxruntime,native]' && touch $@
