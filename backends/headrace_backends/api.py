@@ -1,8 +1,8 @@
 """What the author of a backend writes and is given: plain synchronous Python, no sockets, no asyncio.
 
 A backend is a class named in the entry-point group `headrace.backends`. Its process makes one instance of it, calls
-`initialize` once, then `execute` for every batch, and `finalize` at the end. conformance.py is this contract in
-executable form.
+`initialize` once, then `execute` for every batch, and `finalize` at the end. The package `conformance` is this contract
+in executable form.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs one batch on a backend and turns whatever happens into messages. No sockets: conformance.py uses it as it is."""
+"""Runs one batch on a backend and turns whatever happens into messages. No sockets: conformance uses it as it is."""
 
 from __future__ import annotations
 
