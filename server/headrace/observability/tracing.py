@@ -1,0 +1,113 @@
+"""Tracer: picks the requests that are traced, and shows and changes the settings by which it does.
+
+Off, it costs a request one look at `active`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from headrace.clock import Clock
+from headrace.observability.trace import QUEUE_INPUT, REQUEST_START, Trace, TraceRecord
+from headrace.observability.trace_file import TraceFile
+from headrace.observability.trace_settings import TraceBook, TraceValues, shown
+from headrace.planes import Setting
+from headrace.types import InferenceRequest
+from headrace_protocol.errors import ErrorCode, InferError
+
+_log = logging.getLogger(__name__)
+
+Find = Callable[[str], object]
+"""Looks a model up by its name; raises InferError where there is none."""
+
+
+class Tracer:
+    """Implements planes.TraceSettings. Owns the trace file, from `start` to `close`; used from the event loop."""
+
+    def __init__(self, values: TraceValues, path: str, find: Find, clock: Clock) -> None:
+        self._path = path
+        self._find = find
+        self._now_ns = clock.now_ns
+        self._book = TraceBook(values, has_file=bool(path))
+        self._file = TraceFile(path)
+        self.active = self._book.live
+        """Whether any request may be picked."""
+        self.picked = 0
+        """Requests traced so far."""
+        self.skipped = 0
+        """Requests that were to be traced, where too many traces were waiting to be written."""
+
+    @property
+    def lost(self) -> int:
+        """Traces that could not be written."""
+        return self._file.lost
+
+    def start(self) -> None:
+        """Make ready to write."""
+        if self._path:
+            self._file.start()
+
+    def close(self) -> None:
+        """Trace no further request; return when all traces that have ended are written."""
+        self.active = False
+        self._file.close()
+
+    # --- settings -----------------------------------------------------------------------------------------------------
+
+    def get(self, model: str) -> dict[str, Setting]:
+        """Return the settings in force; see planes.TraceSettings."""
+        if model:
+            self._check(model)
+        return shown(self._book.sampler(model), self._path)
+
+    def update(self, model: str, changes: Mapping[str, list[str] | None]) -> dict[str, Setting]:
+        """Change settings, all or none, and return those in force; see planes.TraceSettings."""
+        if model:
+            self._check(model)
+        self._forget_models()
+        self._book.update(model, changes)
+        self.active = self._book.live
+        if changes:
+            told = ", ".join(f"{name}={'none' if not texts else '+'.join(texts)}" for name, texts in changes.items())
+            whose = f"of model '{model}' " if model else ""
+            _log.info("trace settings %sare changed by a call: %s", whose, told)
+        return self.get(model)
+
+    def _check(self, model: str) -> None:
+        """Raise where there is no such model. One that does not serve just now is known all the same."""
+        try:
+            self._find(model)
+        except InferError as error:
+            if error.code is not ErrorCode.UNAVAILABLE:
+                raise
+
+    def _forget_models(self) -> None:
+        """Drop what is set for models that are there no more."""
+        for model in self._book.models:
+            try:
+                self._check(model)
+            except InferError:
+                self._book.forget(model)
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def pick(self, request: InferenceRequest, model: str, version: int) -> Trace | None:
+        """Return the trace of a request that was accepted; None where it is not to be traced."""
+        sampler = self._book.sampler(model)
+        if not sampler.pick():
+            return None
+        if not sampler.remaining:
+            self.active = self._book.live
+        if not self._file.admit():
+            self.skipped += 1
+            return None
+        self.picked += 1
+        values = sampler.values
+        record = TraceRecord(self.picked, model, version, request.id, self._book.series(model), values.log_frequency)
+        trace = Trace(record, values.level, self._now_ns, self._file)
+        trace.mark(REQUEST_START)
+        for tensor in request.inputs:
+            data = tensor.data if tensor.region is None else None
+            trace.tensor(QUEUE_INPUT, tensor.name, tensor.datatype, tensor.shape, data)
+        return trace
