@@ -186,3 +186,33 @@ def sequence(path: Path) -> Path:
         [tensor("INPUT0", ("n",))],
         [helper.make_tensor_sequence_value_info("OUTPUT0", TensorProto.FLOAT, None), tensor("OUTPUT1", ("n",))],
     )
+
+
+def endless(path: Path) -> Path:
+    """OUTPUT0 = FP32 INPUT0 [batch, n], after a loop within a condition that takes hours where INPUT0 is positive."""
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go_in"], ["go_out"]), helper.make_node("Mul", ["at_in", "one"], ["at_out"])],
+        "body",
+        [tensor("step", (), TensorProto.INT64), tensor("go_in", (), TensorProto.BOOL), tensor("at_in", ("batch", "n"))],
+        [tensor("go_out", (), TensorProto.BOOL), tensor("at_out", ("batch", "n"))],
+    )
+    loop = helper.make_node("Loop", ["steps", "go", "INPUT0"], ["looped"], body=body)
+    long = helper.make_graph([loop], "long", [], [tensor("looped", ("batch", "n"))])
+    same = helper.make_node("Identity", ["INPUT0"], ["same"])
+    short = helper.make_graph([same], "short", [], [tensor("same", ("batch", "n"))])
+    return save(
+        path,
+        [
+            helper.make_node("ReduceMin", ["INPUT0"], ["least"], keepdims=0),
+            helper.make_node("Greater", ["least", "zero"], ["positive"]),
+            helper.make_node("If", ["positive"], ["OUTPUT0"], then_branch=long, else_branch=short),
+        ],
+        [tensor("INPUT0", ("batch", "n"))],
+        [tensor("OUTPUT0", ("batch", "n"))],
+        [
+            numpy_helper.from_array(np.array(10**12, np.int64), "steps"),
+            numpy_helper.from_array(np.array(True), "go"),
+            numpy_helper.from_array(np.array(1, np.float32), "one"),
+            numpy_helper.from_array(np.array(0, np.float32), "zero"),
+        ],
+    )
