@@ -14,11 +14,12 @@ from typing import Final
 import numpy as np
 
 from headrace_backends.outputs import OutputSpace, wire_type
+from headrace_backends.regions import Place, RegionMap
 from headrace_protocol.arena import Arena
 from headrace_protocol.datatype import BY_NAME, BYTES, Array, DataType, element_count, from_numpy, to_numpy
 from headrace_protocol.errors import InferError, cancelled, internal
 from headrace_protocol.messages import Error, Execute, Parameter, RequestHeader, Response, Responses
-from headrace_protocol.tensor import ARENA, Tensor
+from headrace_protocol.tensor import ARENA, REGION, Tensor, TensorRef
 
 ALL_REQUESTS: Final = -1
 """Cancel.request that stands for the whole batch."""
@@ -33,21 +34,20 @@ class InputViews(Mapping[str, Array]):
         self._views: dict[str, Array] = {}
         self._encoded: dict[str, tuple[Tensor, memoryview]] = {}
 
-    def add(self, tensor: Tensor, memory: memoryview) -> None:
-        """Make `tensor`, whose bytes lie in `memory`, available."""
-        datatype, ref = BY_NAME[tensor.datatype], tensor.ref
+    def add(self, tensor: Tensor, memory: memoryview, offset: int) -> None:
+        """Make `tensor`, whose bytes begin at `offset` in `memory`, available."""
+        datatype, nbytes = BY_NAME[tensor.datatype], tensor.ref.nbytes
         if datatype is BYTES:
-            self._encoded[tensor.name] = (tensor, memory)
+            self._encoded[tensor.name] = (tensor, memory[offset : offset + nbytes])
             return
-        if ref.nbytes != element_count(tensor.shape) * datatype.itemsize:
-            raise internal(f"input '{tensor.name}' of shape {list(tensor.shape)} came with {ref.nbytes} bytes")
-        self._views[tensor.name] = np.ndarray(tensor.shape, datatype.numpy, memory, ref.offset)
+        if nbytes != element_count(tensor.shape) * datatype.itemsize:
+            raise internal(f"input '{tensor.name}' of shape {list(tensor.shape)} came with {nbytes} bytes")
+        self._views[tensor.name] = np.ndarray(tensor.shape, datatype.numpy, memory, offset)
 
     def __getitem__(self, name: str) -> Array:
         view = self._views.get(name)
         if view is None:
-            tensor, memory = self._encoded[name]
-            data = memory[tensor.ref.offset : tensor.ref.offset + tensor.ref.nbytes]
+            tensor, data = self._encoded[name]
             view = self._views[name] = to_numpy(BYTES, tensor.shape, data)
         return view
 
@@ -174,6 +174,8 @@ class ModelMemory:
     ) -> None:
         self.arena: Final = arena
         self.readonly: Final = arena.view.toreadonly()
+        self.regions: Final = RegionMap()
+        """Clients' shared memory."""
         self.datatypes: Final = datatypes
         """Of the outputs whose type is declared."""
         self.batching: Final = batching
@@ -196,6 +198,10 @@ class Batch:
         self._message: Final = message
         self._model: Final = model
         self._space: Final = OutputSpace(model.arena, message.space)
+        self._regions: Mapping[str, TensorRef] = {}
+        """The tensors that lie in clients' shared memory, and are read or written there."""
+        self._places: Mapping[str, Place] = {}
+        """Where such outputs go."""
         self._cancelled: set[int] = set()
         self._on_cancel: Callable[[], None] | None = None
         self._answers: dict[int, Response] = {}
@@ -271,7 +277,10 @@ class Batch:
         """Return memory (contents undefined) for the output `name`; pass it to `respond`, which then copies nothing."""
         if datatype is BYTES:
             raise internal(f"output '{name}': BYTES elements vary in size and cannot be allocated beforehand")
-        buffer, offset, ref = self._space.reserve(element_count(shape) * datatype.itemsize)
+        nbytes = element_count(shape) * datatype.itemsize
+        place = self._places.get(name)
+        found = None if place is None else place.reserve(nbytes, datatype.itemsize)
+        buffer, offset, ref = found or self._space.reserve(nbytes)
         array = np.ndarray(shape, datatype.numpy, buffer, offset)
         self._allocated[id(array)] = (array, Tensor(name, datatype.name, tuple(shape), ref))
         return array
@@ -287,11 +296,19 @@ class Batch:
     def open_inputs(self, descriptors: Sequence[int] = ()) -> None:
         """Build the input views. `descriptors` came with the frame; the mappings made here outlive them."""
         for tensor in self._message.inputs:
-            source = tensor.ref.source
-            if source == ARENA:
-                self.inputs.add(tensor, self._model.readonly)
+            ref = tensor.ref
+            if ref.source == ARENA:
+                self.inputs.add(tensor, self._model.readonly, ref.offset)
+            elif ref.source == REGION:
+                self._regions = {**self._regions, tensor.name: ref}
+                self.inputs.add(tensor, self._model.regions.read(tensor), 0)
             else:
-                self.inputs.add(tensor, memoryview(mmap.mmap(descriptors[source], 0, prot=mmap.PROT_READ)))
+                mapped = memoryview(mmap.mmap(descriptors[ref.source], 0, prot=mmap.PROT_READ))
+                self.inputs.add(tensor, mapped, ref.offset)
+        outputs = self._message.requests[0].regions if self._message.requests else ()
+        if outputs:
+            self._places = self._model.regions.places(outputs)
+            self._regions = {**self._regions, **dict(outputs)}
 
     def cancel(self, request: int) -> None:
         """Note that nobody waits for `request` (or ALL_REQUESTS) and tell the backend. For another thread to call."""
@@ -307,9 +324,15 @@ class Batch:
     def finish(self, error: InferError | None) -> tuple[Responses | None, list[int]]:
         """Return what is left to send, with the descriptors that go with it (the caller closes them).
 
-        A request without an answer fails with `error`, or with CANCELLED where it was cancelled.
+        A request without an answer fails with `error`, or with CANCELLED where it was cancelled; one whose shared
+        memory was shortened while it ran fails with that, whatever came of it.
         """
         self._on_cancel = None
+        lost = self._lost_memory()
+        if lost is not None:
+            error = lost
+            self._batched = None
+            self._answers.clear()
         if self._batched is None:
             for index in range(len(self._message.requests)):
                 if index not in self._answers:
@@ -317,6 +340,10 @@ class Batch:
                     self._answers[index] = Response(index, error=Error(missing.code.value, missing.message))
         responses = Responses(self._message.batch, self._batched, tuple(self._answers.values()))
         return responses, self._space.take_descriptors()
+
+    def _lost_memory(self) -> InferError | None:
+        """Return the error of a request that ran in shared memory which went meanwhile."""
+        return self._model.regions.lost(self._regions) if self._regions else None
 
     def _input_of(self, request: BatchRequest, name: str) -> Array:
         view = self.inputs[name]
@@ -378,8 +405,12 @@ class Batch:
         if self._checks_rows and (not array.ndim or array.shape[0] != rows):
             raise internal(f"output '{name}' has shape {list(array.shape)}, expected a first dimension of {rows}")
         allocated = self._allocated.get(id(array))
-        if allocated is not None and allocated[1].name == name:
+        place = self._places.get(name)
+        if allocated is not None and allocated[1].name == name and (place is None or allocated[1].ref.source == REGION):
             return allocated[1]
+        stored = None if place is None else place.store(from_numpy(array, datatype))
+        if stored is not None:
+            return Tensor(name, datatype.name, array.shape, stored)
         if datatype is BYTES:
             data = from_numpy(array, BYTES)
             buffer, offset, ref = self._space.reserve(len(data))

@@ -31,6 +31,7 @@ from headrace_protocol.errors import InferError, invalid
 from headrace_protocol.framing import ProtocolError, backend_framer
 from headrace_protocol.messages import (
     PROTOCOL,
+    AttachRegion,
     Cancel,
     Execute,
     Finalize,
@@ -221,8 +222,14 @@ class Runner:
                 self._finish()
         elif isinstance(message, Initialize):
             self._take_initialize(message, descriptors)
+        elif self._model is None:
+            raise ProtocolError(f"{type(message).__name__} before Ready")
+        elif isinstance(message, AttachRegion):
+            if not descriptors and not message.cuda_handle:
+                raise ProtocolError("AttachRegion came without the object's descriptor")
+            self._model.regions.attach(message, descriptors)
         else:
-            raise ProtocolError(f"{type(message).__name__} is not served")
+            self._model.regions.detach(message.number)
 
     def _find(self, number: int) -> Batch | None:
         with self._state:

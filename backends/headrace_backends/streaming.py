@@ -108,6 +108,7 @@ class StreamingBatch(Batch):
 
     def finish(self, error: InferError | None) -> tuple[Responses | None, list[int]]:
         """End what `execute` left open without deferring it, and all that is open where it raised `error`."""
+        error = error or self._lost_memory()
         with self._outlet.sending:
             left = sorted(self._unfinished if error is not None else self._unfinished - self._deferred)
             self._unfinished.difference_update(left)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -37,8 +38,9 @@ from headrace.repository.model_config import ModelConfig
 from headrace.repository.registry import ModelRegistry
 from headrace.repository.uploads import UploadStore
 from headrace.repository.watcher import RepositoryWatcher
+from headrace.shared_memory import MAX_REGIONS, RegionTable
 from headrace.types import ServerMetadata
-from headrace.unserved import UnservedLog, UnservedMemory, UnservedTrace
+from headrace.unserved import UnservedTrace
 from headrace_protocol.errors import InferError
 
 _log = logging.getLogger("headrace")
@@ -76,6 +78,13 @@ def make_loader(config: ServerConfig, clock: SystemClock) -> InstanceLoader:
     )
     completion = Completion(auto_complete=config.auto_complete_config, gpu_count=gpu_count())
     return InstanceLoader(settings, completion, config.backend_settings, _statistics_maker(config), clock)
+
+
+def _region_table(config: ServerConfig, gpus: int) -> RegionTable:
+    # A region costs a descriptor here and in each backend process that uses it, and sockets need some too.
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = MAX_REGIONS if files == resource.RLIM_INFINITY else min(MAX_REGIONS, files // 4)
+    return RegionTable(enabled=config.allow_client_shm, limit=limit, gpus=gpus, owners=config.client_shm_users)
 
 
 def _statistics_maker(config: ServerConfig) -> Callable[[ModelConfig], ModelStatistics]:
@@ -130,13 +139,15 @@ class Server:
             load_concurrency=config.model_load_thread_count,
             load_retries=config.model_load_retry_count,
         )
-        metadata = ServerMetadata(config.id, __version__, EXTENSIONS)
-        self._data = RegistryDataPlane(self._registry, metadata, strict_readiness=config.strict_readiness)
+        gpus = gpu_count()
+        metadata = ServerMetadata(config.id, __version__, (*EXTENSIONS, *(["cuda_shared_memory"] if gpus else [])))
+        self._memory = _region_table(config, gpus)
+        self._data = RegistryDataPlane(self._registry, metadata, self._memory, strict_readiness=config.strict_readiness)
         self._uploads = UploadStore(config.model_upload_byte_size)
         self._control = RegistryControlPlane(
             self._registry,
             config.control_mode,
-            memory=UnservedMemory(),
+            memory=self._memory,
             trace=UnservedTrace(),
             log=log_setup.LogControl(config.log),
             uploads=self._uploads if config.allow_model_upload else None,
@@ -161,6 +172,7 @@ class Server:
             finally:
                 drained = await self._drain()
                 await self._registry.close(0)
+                self._memory.close()
                 self._loader.close()
                 await asyncio.to_thread(self._uploads.close)
             return 0 if drained else 1

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.flags import FLAGS, Flag, Status, boolean
+from headrace.flags import ANY_USER, FLAGS, Flag, Status, boolean
 from headrace.gateway.grpc.settings import GrpcSettings
 from headrace.gateway.http.settings import HttpSettings
 from headrace.gateway.restricted import Group, by_kind
 from headrace.options import UsageError, gather
+from headrace.trace_options import TraceSettings, trace_settings
 
 
 class ControlMode(enum.Enum):
@@ -80,6 +81,9 @@ class ServerConfig:
     model_load_timeout_secs: float
     allow_model_upload: bool
     model_upload_byte_size: int
+    allow_client_shm: bool
+    client_shm_users: frozenset[int] | None
+    """Numbers of the users whose shared memory objects may be registered; None = everybody's."""
     exit_timeout_secs: int
     arena_byte_size: int
     backend_restart_limit: int
@@ -92,6 +96,7 @@ class ServerConfig:
     grpc: GrpcSettings
     metrics: MetricsSettings
     log: LogSettings
+    trace: TraceSettings
     warnings: tuple[str, ...]
     """What to tell the user once logging works: options without effect and the like."""
 
@@ -150,6 +155,8 @@ def _build(values: Mapping[str, Any], metrics: Mapping[str, Any], warnings: list
         model_load_timeout_secs=values["model-load-timeout-secs"],
         allow_model_upload=values["allow-model-upload"],
         model_upload_byte_size=values["model-upload-byte-size"],
+        allow_client_shm=values["allow-client-shm"],
+        client_shm_users=_users(values["client-shm-user"]),
         exit_timeout_secs=values["exit-timeout-secs"],
         arena_byte_size=values["arena-byte-size"],
         backend_restart_limit=values["backend-restart-limit"],
@@ -189,6 +196,10 @@ def _build(values: Mapping[str, Any], metrics: Mapping[str, Any], warnings: list
         ),
         warnings=tuple(warnings),
     )
+
+
+def _users(named: Sequence[int]) -> frozenset[int] | None:
+    return None if ANY_USER in named else frozenset({os.geteuid(), *named})
 
 
 def _grpc(values: Mapping[str, Any]) -> GrpcSettings:

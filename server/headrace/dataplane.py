@@ -8,9 +8,11 @@ from functools import partial
 from typing import Final
 
 from headrace import classification
+from headrace.instances.regions import RequestRegions
 from headrace.instances.served_model import ServedModel
 from headrace.repository.registry import ModelRegistry
 from headrace.scheduling.driver import Outcome, Pending
+from headrace.shared_memory import RegionTable
 from headrace.types import (
     LATEST,
     InferenceRequest,
@@ -32,6 +34,7 @@ EXTENSIONS = (
     "schedule_policy",
     "model_configuration",
     "binary_tensor_data",
+    "system_shared_memory",
     "parameters",
     "statistics",
 )
@@ -145,9 +148,15 @@ class RegistryDataPlane:
     """Implements planes.DataPlane over the registry."""
 
     def __init__(
-        self, registry: ModelRegistry[ServedModel], metadata: ServerMetadata, *, strict_readiness: bool
+        self,
+        registry: ModelRegistry[ServedModel],
+        metadata: ServerMetadata,
+        memory: RegionTable | None = None,
+        *,
+        strict_readiness: bool,
     ) -> None:
         self._registry = registry
+        self._memory = RegionTable(enabled=False) if memory is None else memory
         self._metadata = metadata
         self._strict = strict_readiness
         self._exiting = False
@@ -213,14 +222,18 @@ class RegistryDataPlane:
     def submit(self, request: InferenceRequest, done: Callable[[Outcome], None]) -> Inference:
         """Begin one request; see planes.DataPlane."""
         model = self._acquire(request)
+        regions: RequestRegions | None = None
         try:
             if model.config.decoupled:
                 raise unsupported(f"model '{model.name}' is decoupled: use a streaming call")
-            prepared = model.signature.prepare(request)
+            regions = self._memory.resolve(request)
+            prepared = model.signature.prepare(request, regions)
             classes = _classes(model, request) if request.outputs else None
             inference = Inference(self, model, classes, done)
             inference.pending = model.driver.submit(prepared, inference.finish)
         except BaseException:
+            if regions is not None:
+                regions.drop()
             self._ended(model)
             raise
         return inference
@@ -228,12 +241,18 @@ class RegistryDataPlane:
     def stream(self, request: InferenceRequest, on_outcome: Callable[[Outcome], None]) -> Stream:
         """Begin one request that may have many responses; see planes.DataPlane."""
         model = self._acquire(request)
+        regions: RequestRegions | None = None
         try:
-            prepared = model.signature.prepare(request)
+            regions = self._memory.resolve(request)
+            if regions is not None and model.config.decoupled and regions.fills_cuda:
+                raise unsupported(f"model '{model.name}' is decoupled: its outputs cannot go into GPU memory")
+            prepared = model.signature.prepare(request, regions)
             classes = _classes(model, request) if request.outputs else None
             stream = Stream(self, model, classes, on_outcome)
             stream.pending = model.driver.submit(prepared, stream.deliver)
         except BaseException:
+            if regions is not None:
+                regions.drop()
             self._ended(model)
             raise
         return stream

@@ -7,6 +7,7 @@ so that it is refused (or passed over, where it changes no answer) in words, not
 from __future__ import annotations
 
 import enum
+import pwd
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from headrace.gateway.header_forward import compile_pattern
 from headrace.gateway.restricted import KINDS, parse_group
 
+ANY_USER = -1
 MIB = 1 << 20
 INT32_MAX = (1 << 31) - 1
 LOG_FORMATS = ("default", "ISO8601", "json")
@@ -136,6 +138,18 @@ def pattern(value: str) -> str:
     return value
 
 
+def user(value: str) -> int:
+    """Return the number of a user, who may also be named; ANY_USER for *."""
+    if value.strip() == "*":
+        return ANY_USER
+    if value.strip().isdecimal():
+        return int(value)
+    try:
+        return pwd.getpwnam(value.strip()).pw_uid
+    except (KeyError, ValueError):
+        raise ValueError(f"expected a user of this machine, a number or *, got {value!r}") from None
+
+
 def setting(value: str) -> tuple[str, str]:
     """Parse `key=value`."""
     key, equals, rest = value.partition("=")
@@ -193,6 +207,16 @@ SERVED = (
     _served("model-load-thread-count", integer(1, 256), "4", "models loaded at once"),
     _served("model-load-retry-count", integer(0, 100), "0", "further tries where a load fails"),
     _served("model-load-timeout-secs", seconds(1), "600", "longest time a load may take", "SECONDS"),
+    _served("allow-client-shm", boolean, "false", "let clients register shared memory for their tensors", "BOOL"),
+    _served(
+        "client-shm-user",
+        user,
+        None,
+        "user (name or number) whose shared memory objects may be registered too; * = everybody's; without it: the "
+        "server's own user's",
+        "USER",
+        many=True,
+    ),
     _served("allow-model-upload", boolean, "false", "take model files in load calls (explicit mode)", "BOOL"),
     _served(
         "model-upload-byte-size", integer(1), str(4 << 30), "disk taken by uploaded model files, at most, in bytes"
@@ -300,6 +324,24 @@ SERVED = (
         "SETTING",
         many=True,
     ),
+    _served(
+        "trace-config",
+        backend_setting,
+        None,
+        "level=LEVEL, rate=N, count=N, triton,file=FILE, triton,log-frequency=N",
+        "SETTING",
+        many=True,
+    ),
+    *(
+        _served(f"trace-{old}", text, None, f"deprecated: use --trace-config {new}=...", "VALUE", many=True)
+        for old, new in (
+            ("file", "triton,file"),
+            ("level", "level"),
+            ("rate", "rate"),
+            ("count", "count"),
+            ("log-frequency", "triton,log-frequency"),
+        )
+    ),
     _served("log-verbose", integer(0, MOST_VERBOSE), "0", "how much is logged beyond info"),
     _served("log-info", boolean, "true", "log information", "BOOL"),
     _served("log-warning", boolean, "true", "log warnings", "BOOL"),
@@ -337,7 +379,6 @@ IGNORED = (
 )
 
 _TLS = "put a TLS proxy before the server"
-_TRACE = "requests cannot be traced yet"
 
 REFUSED = (
     _refused("strict-model-config", "false", "use --disable-auto-complete-config"),
@@ -347,18 +388,11 @@ REFUSED = (
     _refused("grpc-server-cert", "", _TLS),
     _refused("grpc-server-key", "", _TLS),
     _refused("grpc-root-cert", "", _TLS),
-    _refused("trace-config", "", _TRACE),
-    _refused("trace-file", "", _TRACE),
-    _refused("trace-level", "off", _TRACE),
-    _refused("trace-rate", "", _TRACE),
-    _refused("trace-count", "", _TRACE),
-    _refused("trace-log-frequency", "", _TRACE),
     _refused("cache-config", "", "there is no response cache"),
     _refused("response-cache-byte-size", "0", "there is no response cache"),
     _refused("rate-limit", "off", "executions are limited by instances alone"),
     _refused("rate-limit-resource", "", "executions are limited by instances alone"),
     _refused("host-policy", "", "set CPU affinity for the whole server"),
-    _refused("allow-client-shm", "false", "clients cannot register shared memory"),
     _refused("allow-sagemaker", "false", "there is no SageMaker service"),
     _refused("allow-vertex-ai", "false", "there is no Vertex AI service"),
 )

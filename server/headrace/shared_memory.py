@@ -18,6 +18,8 @@ from headrace_protocol.datatype import BYTES
 from headrace_protocol.errors import ErrorCode, InferError, invalid, not_found, unavailable, unsupported
 
 FOLDER: Final = Path("/dev/shm")  # noqa: S108 - it is where POSIX shared memory lives on Linux, not a place for files
+MAX_REGIONS: Final = 4096
+"""Regions at once, where the limit of open files allows them."""
 MAX_NAME: Final = 255
 """Characters of a region's name, and bytes of a key: what a file name may have."""
 MAX_STRING_BYTES: Final = 256 << 20

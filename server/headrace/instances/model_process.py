@@ -14,6 +14,7 @@ from typing import Final
 from headrace.instances.channel import BackendChannel
 from headrace.instances.payload import Payload
 from headrace.instances.process import Child
+from headrace.instances.regions import Attachments
 from headrace.types import InferenceResponse
 from headrace_protocol.arena import Arena
 from headrace_protocol.errors import ErrorCode, FailureReason, InferError
@@ -44,7 +45,7 @@ OnResponse = Callable[[Payload, int, InferenceResponse | InferError], None]
 
 
 class _Running:
-    __slots__ = ("executed", "instance", "on_done", "on_response", "open", "payload", "results")
+    __slots__ = ("executed", "instance", "on_done", "on_response", "open", "payload", "refused", "results")
 
     def __init__(self, payload: Payload, instance: int, on_done: OnDone, on_response: OnResponse | None) -> None:
         self.payload = payload
@@ -55,6 +56,8 @@ class _Running:
         self.results: list[InferenceResponse | InferError | None] | None = None
         self.open: set[int] = set() if on_response is None else set(range(len(payload.requests)))
         """Requests of a decoupled model that have not had their last response."""
+        self.refused: set[int] = set()
+        """Those of them that got an error of ours: what the backend still sends to them goes nowhere."""
         self.executed = False
         """Whether its slot is free again, though some of its requests may be open still."""
 
@@ -90,6 +93,7 @@ class ModelProcess:
         self._over = False
         self._stopping = False
         self._channel = BackendChannel(child.socket, server_framer(), self._on_frame, self._on_closed)
+        self._attachments = Attachments(self._channel.send)
 
     async def initialize(self, message: Initialize, timeout_s: float) -> Ready:
         """Load the model. Raises InferError with the backend's reason; the process is ended then."""
@@ -117,18 +121,27 @@ class ModelProcess:
         return len(self._running)
 
     def execute(self, payload: Payload, on_done: OnDone, on_response: OnResponse | None = None) -> int:
-        """Run a batch in a free instance; return its number. Raises ArenaFullError, taking nothing.
+        """Run a batch in a free instance; return its number. Raises as Payload.gather, taking nothing.
 
         With `on_response` (decoupled models) every response is told by that, and `on_done` gets no results.
         """
         batch = self._next_batch
         instance = self.free[-1]
+        if payload.in_place is not None:
+            self._give_regions(payload)
         command = payload.gather(self._arena, batch, instance)
         self.free.pop()
         self._next_batch = batch + 1
         self._running[batch] = _Running(payload, instance, on_done, on_response)
         self._channel.send([command])
         return batch
+
+    def _give_regions(self, payload: Payload) -> None:
+        assert payload.in_place is not None
+        try:
+            self._attachments.attach(payload.in_place.regions)
+        except OSError:  # out of descriptors: the tensors are copied, then
+            payload.in_place = None
 
     def cancel(self, batch: int, request: int) -> None:
         """Tell the backend that nobody waits for a request of a running batch any more."""
@@ -224,13 +237,19 @@ class ModelProcess:
         assert running.on_response is not None
         if message.batched is not None:
             raise InferError(ErrorCode.INTERNAL, "a decoupled model answered a whole batch at once")
-        for index, outcome in running.payload.stream(message.responses, descriptors):
-            if index not in running.open:
+        for index, outcome, last in running.payload.stream(message.responses, descriptors):
+            known = index in running.open
+            if last:
+                running.open.discard(index)
+            if not known or index in running.refused:
                 if isinstance(outcome, InferenceResponse):
                     outcome.release()
-                raise InferError(ErrorCode.INTERNAL, f"a response after the last one of request {index}")
-            if isinstance(outcome, InferError) or outcome.final:
-                running.open.discard(index)
+                if not known:
+                    raise InferError(ErrorCode.INTERNAL, f"a response after the last one of request {index}")
+                continue
+            if isinstance(outcome, InferError) and not last:
+                running.refused.add(index)
+                self.cancel(message.batch, index)
             running.on_response(running.payload, index, outcome)
         if running.executed and not running.open:
             del self._running[message.batch]
@@ -277,17 +296,19 @@ class ModelProcess:
             self._ready.set_result(_died(reason))
         running, self._running = self._running, {}
         self._arena.close()
+        self._attachments.close()
         what = "the request was cut off" if self._stopping else "the backend process failed while it ran this request"
         for entry in running.values():
             error = InferError(ErrorCode.UNAVAILABLE, f"{what}: {reason}", FailureReason.BACKEND)
             if entry.on_response is not None:
-                for index in sorted(entry.open):
+                for index in sorted(entry.open - entry.refused):
                     entry.on_response(entry.payload, index, error)
-                continue
-            for result in entry.results or ():
-                if isinstance(result, InferenceResponse):
-                    result.release()
-            entry.on_done(entry.payload, [error] * len(entry.payload.requests), None)
+            else:
+                for result in entry.results or ():
+                    if isinstance(result, InferenceResponse):
+                        result.release()
+                entry.on_done(entry.payload, [error] * len(entry.payload.requests), None)
+            entry.payload.release()
         if not self._stopping:
             self._on_ended(reason)
 

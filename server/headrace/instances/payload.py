@@ -2,7 +2,8 @@
 
 Gather writes the rows of all requests straight into the arena: the copy out of the request bodies is the
 concatenation. Scatter hands each request its rows as views of the arena; the slice is freed when the backend is done
-and the last response was released.
+and the last response was released. Tensors in clients' shared memory stay where they are if the request is alone in its
+batch; otherwise they are copied, as those that came over the wire are.
 """
 
 from __future__ import annotations
@@ -10,24 +11,47 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from headrace.instances.regions import IN_REGION, RequestRegions, Slice, deliver
 from headrace.instances.signature import ModelSignature, PreparedRequest
 from headrace.types import InferenceResponse, OutputTensor
 from headrace_protocol.arena import ALIGNMENT, Arena
 from headrace_protocol.datatype import BY_NAME, BYTES, DataType, element_count
 from headrace_protocol.errors import ErrorCode, FailureReason, InferError
 from headrace_protocol.messages import Error, Execute, RequestHeader, Response
-from headrace_protocol.tensor import ARENA, INLINE, Tensor, TensorRef
+from headrace_protocol.tensor import ARENA, INLINE, REGION, Tensor, TensorRef
 
 _LENGTH: Final = struct.Struct("<I")
+_NOWHERE: Final[Mapping[str, Slice]] = {}
+
+
+class UnreadableInputError(Exception):
+    """One request of a batch has an input in shared memory that cannot be read; `error` is what it gets."""
+
+    def __init__(self, index: int, error: InferError) -> None:
+        super().__init__(index)
+        self.index = index
+        self.error = error
 
 
 class Payload:
     """Owns one slice of `arena` between gather and the last release."""
 
-    __slots__ = ("_arena", "_holders", "_offset", "owners", "requests", "rows", "signature")
+    __slots__ = (
+        "_arena",
+        "_copied_out",
+        "_held",
+        "_holders",
+        "_offset",
+        "copied_in",
+        "in_place",
+        "owners",
+        "requests",
+        "rows",
+        "signature",
+    )
 
     def __init__(self, signature: ModelSignature, requests: Sequence[PreparedRequest]) -> None:
         self.signature = signature
@@ -35,59 +59,84 @@ class Payload:
         self.rows = sum(request.rows for request in requests)
         self.owners: Sequence[Any] = ()
         """What the submitter wants back beside each result, in the order of `requests`."""
+        self.in_place = requests[0].regions if len(requests) == 1 else None
+        """Regions that the backend is to work in; whoever cannot give it these sets None, and all is copied."""
+        self.copied_in = 0
+        """Bytes of inputs copied into the arena."""
+        self._copied_out = 0
+        self._held: Sequence[RequestRegions] = ()
         self._arena: Arena | None = None
         self._offset = 0
         self._holders = 1
 
     def gather(self, arena: Arena, batch: int, instance: int) -> Execute:
-        """Copy the inputs into `arena` and return the command that runs them. Raises ArenaFullError."""
+        """Copy the inputs into `arena` and return the command that runs them.
+
+        Raises ArenaFullError, or UnreadableInputError for one request; nothing is taken then.
+        """
         requests = self.requests
         first = requests[0]
+        in_place = self.in_place.inputs if self.in_place is not None else _NOWHERE
         sizes = []
         total = 0
         for index, tensor in enumerate(first.inputs):
-            if tensor is None:
-                sizes.append(-1)
+            if tensor is None or tensor.name in in_place:
+                sizes.append(0)
                 continue
-            nbytes = len(tensor.data)
+            nbytes = len(tensor.data) if tensor.region is None else tensor.region.nbytes
             for request in requests[1:]:
                 other = request.inputs[index]
                 assert other is not None
-                nbytes += len(other.data)
+                nbytes += len(other.data) if other.region is None else other.region.nbytes
             sizes.append(nbytes)
             total += (nbytes + ALIGNMENT - 1) & -ALIGNMENT
         space = self.signature.output_space(self.rows, total)
         base = arena.allocate(total + space)
-        self._arena, self._offset = arena, base
         view = arena.view
         tensors = []
         position = base
-        single = len(requests) == 1
         for index, (plan, nbytes) in enumerate(zip(self.signature.inputs, sizes, strict=True)):
-            if nbytes < 0:
-                continue
             tensor = first.inputs[index]
-            assert tensor is not None
-            if single:
-                view[position : position + nbytes] = tensor.data
-            else:
-                at = position
-                for request in requests:
-                    data = request.inputs[index].data  # type: ignore[union-attr]
-                    end = at + len(data)
-                    view[at:end] = data
-                    at = end
+            if tensor is None:
+                continue
             shape = plan.backend_shape(tensor.shape, self.rows)
+            if tensor.name in in_place:
+                tensors.append(Tensor(plan.name, plan.datatype.name, shape, in_place[tensor.name].ref()))
+                continue
+            at = position
+            for number, request in enumerate(requests):
+                source = request.inputs[index]
+                assert source is not None
+                if source.region is None:
+                    end = at + len(source.data)
+                    view[at:end] = source.data
+                else:
+                    end = at + source.region.nbytes
+                    try:
+                        place = request.regions.inputs[source.name]  # type: ignore[union-attr]
+                        place.region.read_into(view[at:end], place.offset)
+                    except InferError as error:
+                        arena.free(base)
+                        raise UnreadableInputError(number, error) from None
+                at = end
             tensors.append(Tensor(plan.name, plan.datatype.name, shape, TensorRef(position, nbytes)))
             position += (nbytes + ALIGNMENT - 1) & -ALIGNMENT
+        self._arena, self._offset = arena, base
+        self.copied_in = sum(sizes)
+        self._hold_regions()
         return Execute(
             batch,
             instance,
             tuple(tensors),
-            tuple([_header(request) for request in requests]),
+            tuple([_header(request, self.in_place) for request in requests]),
             self._wanted(),
             TensorRef(base + total, space),
         )
+
+    def _hold_regions(self) -> None:
+        self._held = [request.regions for request in self.requests if request.regions is not None]
+        for regions in self._held:
+            regions.hold()
 
     def _wanted(self) -> tuple[str, ...] | None:
         names: dict[str, None] = {}
@@ -105,7 +154,7 @@ class Payload:
         `descriptors` came with the frame and stay the caller's to close.
         """
         results: list[InferenceResponse | InferError | None] = [None] * len(self.requests)
-        frame = _Frame(self._arena, descriptors)
+        frame = _Frame(self._arena, descriptors, self.in_place)
         if batched is not None:
             self._scatter_batched(batched, frame, results)
         for response in responses:
@@ -118,13 +167,17 @@ class Payload:
 
     def stream(
         self, responses: Sequence[Response], descriptors: Sequence[int]
-    ) -> list[tuple[int, InferenceResponse | InferError]]:
-        """Return the responses that one frame of a decoupled model brought, each with the index of its request."""
-        frame = _Frame(self._arena, descriptors)
+    ) -> list[tuple[int, InferenceResponse | InferError, bool]]:
+        """Return the responses that one frame of a decoupled model brought, each with the index of its request.
+
+        And whether the backend sends no more to it: an error may also be ours, about a response that is no good.
+        """
+        frame = _Frame(self._arena, descriptors, self.in_place)
         results = []
         for response in responses:
             self._check_index(response)
-            results.append((response.request, self._streamed(response, frame)))
+            last = response.final or response.error is not None
+            results.append((response.request, self._streamed(response, frame), last))
         return results
 
     def _check_index(self, response: Response) -> None:
@@ -142,6 +195,7 @@ class Payload:
         try:
             for tensor in batched:
                 data = frame.bytes_of(tensor)
+                self._copied_out += len(data)
                 plan = signature.output(tensor)
                 shape = plan.client_shape(tensor, self.rows if signature.batches else None)
                 if len(self.requests) == 1:
@@ -179,13 +233,16 @@ class Payload:
         """Return one response of a decoupled model, which may hold any of its outputs, and any number of rows."""
         if response.error is not None:
             return _backend_error(response.error)
-        wanted = self.requests[response.request].wanted
+        request = self.requests[response.request]
         try:
             outputs = self._outputs(response, None, frame)
+            if request.wanted is not None:
+                outputs = [output for output in outputs if output.name in request.wanted]
+            if request.regions is not None:
+                request.regions.check()
+                deliver(request.regions, outputs)
         except InferError as error:
             return error.with_traceback(None)
-        if wanted is not None:
-            outputs = [output for output in outputs if output.name in wanted]
         self._holders += 1
         signature = self.signature
         result = InferenceResponse(signature.name, signature.version, outputs, response.parameters, self.release)
@@ -198,7 +255,9 @@ class Payload:
         for tensor in response.outputs:
             plan = self.signature.output(tensor)
             shape = plan.client_shape(tensor, rows)
-            outputs.append(OutputTensor(plan.name, plan.datatype, shape, frame.bytes_of(tensor)))
+            data = frame.bytes_of(tensor)
+            self._copied_out += len(data)
+            outputs.append(OutputTensor(plan.name, plan.datatype, shape, data))
         return outputs
 
     def _response(
@@ -219,8 +278,18 @@ class Payload:
             absent = self.signature.absent_outputs(outputs, request)
             if absent is not None:
                 return absent
+        if request.regions is not None:
+            try:
+                deliver(request.regions, outputs)
+            except InferError as error:
+                return error.with_traceback(None)
         self._holders += 1
         return InferenceResponse(self.signature.name, self.signature.version, outputs, parameters, self.release)
+
+    def take_copied_out(self) -> int:
+        """Return how many bytes of outputs came out of the arena, messages and descriptors since it was asked last."""
+        nbytes, self._copied_out = self._copied_out, 0
+        return nbytes
 
     def release(self) -> None:
         """Drop one hold: the backend's (when it is done) or a response's."""
@@ -228,20 +297,27 @@ class Payload:
         if not self._holders and self._arena is not None:
             self._arena.free(self._offset)
             self._arena = None
+            held, self._held = self._held, ()
+            for regions in held:
+                regions.drop()
 
 
 class _Frame:
-    """Where the tensors of one frame lie: in the arena, in the frame's descriptors, or in the messages themselves."""
+    """Where the tensors of one frame lie: in the arena, the frame's descriptors, the messages themselves, or regions."""
 
-    __slots__ = ("_arena", "_descriptors", "_mapped")
+    __slots__ = ("_arena", "_descriptors", "_in_place", "_mapped")
 
-    def __init__(self, arena: Arena | None, descriptors: Sequence[int]) -> None:
+    def __init__(self, arena: Arena | None, descriptors: Sequence[int], in_place: RequestRegions | None) -> None:
         self._arena = arena
         self._descriptors = descriptors
+        self._in_place = in_place
         self._mapped: dict[int, memoryview] | None = None
 
     def bytes_of(self, tensor: Tensor) -> memoryview:
-        """Return the bytes of a tensor; raises INTERNAL where it does not fit its datatype, shape or memory."""
+        """Return the bytes of a tensor, IN_REGION for one that is where the client wanted it.
+
+        Raises INTERNAL where it does not fit its datatype, shape or memory.
+        """
         datatype = BY_NAME.get(tensor.datatype)
         ref = tensor.ref
         if datatype is None:
@@ -253,12 +329,23 @@ class _Frame:
             if ref.source == ARENA:
                 assert self._arena is not None
                 return self._arena.slice(ref.offset, ref.nbytes)
+            if ref.source == REGION:
+                return self._in_region(tensor)
             whole = memoryview(tensor.data) if ref.source == INLINE else self._spilled(ref.source)
         except (IndexError, ValueError, OSError) as error:
             raise _nonsense(f"output '{tensor.name}' lies outside the memory it was given") from error
         if ref.offset < 0 or ref.nbytes < 0 or ref.offset + ref.nbytes > len(whole):
             raise _nonsense(f"output '{tensor.name}' lies outside the memory it was given")
         return whole[ref.offset : ref.offset + ref.nbytes]
+
+    def _in_region(self, tensor: Tensor) -> memoryview:
+        place = self._in_place.outputs.get(tensor.name) if self._in_place is not None else None
+        ref = tensor.ref
+        if place is None or (ref.region, ref.offset) != (place.region.number, place.offset):
+            raise ValueError(tensor.name)
+        if not 0 <= ref.nbytes <= place.nbytes:
+            raise ValueError(tensor.name)
+        return IN_REGION
 
     def _spilled(self, source: int) -> memoryview:
         if source < 0:
@@ -275,9 +362,9 @@ def _backend_error(error: Error) -> InferError:
     return InferError(ErrorCode.__members__.get(error.code, ErrorCode.INTERNAL), error.message, FailureReason.BACKEND)
 
 
-def _header(request: PreparedRequest) -> RequestHeader:
+def _header(request: PreparedRequest, in_place: RequestRegions | None) -> RequestHeader:
     original = request.request
-    if not (original.parameters or original.id or original.correlation_id or request.wanted):
+    if in_place is None and not (original.parameters or original.id or original.correlation_id or request.wanted):
         return RequestHeader(request.rows)
     return RequestHeader(
         request.rows,
@@ -287,6 +374,7 @@ def _header(request: PreparedRequest) -> RequestHeader:
         original.flags,
         original.timeout_us,
         request.wanted,
+        in_place.output_refs() if in_place is not None else (),
     )
 
 

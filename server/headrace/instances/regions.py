@@ -11,12 +11,15 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
+from headrace.types import OutputTensor
 from headrace_protocol.datatype import Buffer
-from headrace_protocol.errors import InferError, invalid
+from headrace_protocol.errors import FailureReason, InferError, internal, invalid
 from headrace_protocol.framing import MAX_DESCRIPTORS
 from headrace_protocol.messages import AttachRegion, DetachRegion, ToBackend
 from headrace_protocol.tensor import REGION, TensorRef
 
+IN_REGION: Final = memoryview(b"")
+"""Stands for the bytes of an output that the backend put into the client's memory itself."""
 _NONE: Final = -1
 
 
@@ -159,6 +162,20 @@ class RequestRegions:
         """Whether some of it is GPU memory: the request must then run alone, for the server cannot copy it."""
         return any(region.is_cuda for region in self._regions)
 
+    @property
+    def fills_cuda(self) -> bool:
+        """Whether outputs are to go into GPU memory."""
+        return any(place.region.is_cuda for place in self.outputs.values())
+
+    def output_refs(self) -> tuple[tuple[str, TensorRef], ...]:
+        """Return where the outputs go, as backend processes name it."""
+        return tuple([(name, place.ref()) for name, place in self.outputs.items()])
+
+    def check(self) -> None:
+        """Raise INVALID_ARG where some of it is no longer there."""
+        for place in (*self.inputs.values(), *self.outputs.values()):
+            place.region.check(place.offset, place.nbytes)
+
     def hold(self) -> None:
         """Keep the regions open until one more `drop`."""
         self._holders += 1
@@ -169,6 +186,26 @@ class RequestRegions:
         if not self._holders:
             for region in self._regions:
                 region.drop()
+
+
+def deliver(regions: RequestRegions, outputs: list[OutputTensor]) -> None:
+    """Put outputs where their client wants them, unless they are there. Raises INVALID_ARG where one does not fit."""
+    for output in outputs:
+        place = regions.outputs.get(output.name)
+        if place is None:
+            continue
+        if output.data is not IN_REGION:
+            nbytes = len(output.data)
+            if nbytes > place.nbytes:
+                raise invalid(
+                    f"output '{output.name}' has {nbytes} bytes, more than the {place.nbytes} bytes of shared memory "
+                    f"region '{place.region.name}' that the request gives it"
+                )
+            if place.region.is_cuda:
+                raise internal(f"the backend did not put output '{output.name}' into GPU memory", FailureReason.BACKEND)
+            place.region.write(place.offset, output.data)
+        output.data = b""
+        output.in_region = True
 
 
 class Attachments:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+from headrace.instances.regions import RequestRegions
 from headrace.repository.model_config import ModelConfig, TensorConfig
 from headrace.types import InferenceRequest, InputTensor, OutputTensor
 from headrace_protocol.arena import ALIGNMENT
@@ -94,7 +95,7 @@ class TensorPlan:
 class PreparedRequest:
     """A request that fits its model: `inputs` in the model's order (None = an optional one left out)."""
 
-    __slots__ = ("inputs", "request", "rows", "shape_key", "wanted")
+    __slots__ = ("inputs", "regions", "request", "rows", "shape_key", "wanted")
 
     def __init__(
         self,
@@ -103,6 +104,7 @@ class PreparedRequest:
         rows: int,
         shape_key: Hashable,
         wanted: tuple[str, ...] | None,
+        regions: RequestRegions | None = None,
     ) -> None:
         self.request = request
         self.inputs = inputs
@@ -111,6 +113,8 @@ class PreparedRequest:
         """Requests with equal keys may share a batch."""
         self.wanted = wanted
         """Output names asked for; None = all."""
+        self.regions = regions
+        """Where those of its tensors lie that are in clients' shared memory; None = none is."""
 
 
 class ModelSignature:
@@ -135,8 +139,11 @@ class ModelSignature:
 
     # --- requests -----------------------------------------------------------------------------------------------
 
-    def prepare(self, request: InferenceRequest) -> PreparedRequest:
-        """Check `request` against the model. Raises InferError INVALID_ARG that names what does not fit."""
+    def prepare(self, request: InferenceRequest, regions: RequestRegions | None = None) -> PreparedRequest:
+        """Check `request`, whose tensors lie in `regions` in part, against the model.
+
+        Raises InferError INVALID_ARG that names what does not fit.
+        """
         try:
             if request.raw_body is not None:
                 self._deduce_raw(request)
@@ -150,13 +157,16 @@ class ModelSignature:
             if request.id:
                 raise InferError(error.code, f"[request id: {request.id}] {error.message}", error.reason) from None
             raise
-        if self._one_shape:
-            key: Hashable = None
+        key: Hashable
+        if regions is not None and regions.is_cuda:
+            key = object()  # equal to no other: it runs alone
+        elif self._one_shape:
+            key = None
         elif self.batches:
             key = tuple([None if tensor is None else tensor.shape[1:] for tensor in inputs])
         else:
             key = tuple([None if tensor is None else tensor.shape for tensor in inputs])
-        return PreparedRequest(request, inputs, rows, key, wanted)
+        return PreparedRequest(request, inputs, rows, key, wanted, regions)
 
     def _wanted(self, request: InferenceRequest) -> tuple[str, ...] | None:
         assert request.outputs is not None
@@ -223,6 +233,8 @@ class ModelSignature:
             if dim < 0:
                 raise invalid(f"input '{plan.name}' has the negative dimension {dim} in its shape {list(shape)}")
         if plan.datatype is BYTES:
+            if tensor.region is not None:
+                return  # GPU memory, which only the backend can read
             try:
                 check_bytes(tensor.data, element_count(shape))
             except InferError as error:
@@ -232,10 +244,11 @@ class ModelSignature:
             expected = plan.row_bytes * shape[0]
         else:
             expected = element_count(shape) * plan.datatype.itemsize
-        if len(tensor.data) != expected:
+        nbytes = len(tensor.data) if tensor.region is None else tensor.region.nbytes
+        if nbytes != expected:
             raise invalid(
                 f"input '{plan.name}' of shape {list(shape)} and datatype {plan.datatype.name} needs {expected} bytes, "
-                f"got {len(tensor.data)}"
+                f"got {nbytes}"
             )
 
     def _wrong_shape(self, plan: TensorPlan, shape: Sequence[int]) -> InferError:

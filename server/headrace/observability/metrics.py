@@ -109,6 +109,10 @@ class ModelSeries:
         counter("nv_inference_count", "Rows inferred", labels, statistics.inference_count)
         help_text = "Executions of the model, each over a batch"
         counter("nv_inference_exec_count", help_text, labels, statistics.execution_count)
+        for direction, nbytes in (("in", statistics.copied_in), ("out", statistics.copied_out)):
+            help_text = "Bytes of tensors that the server copied; those in clients' shared memory need not be"
+            of_direction = {**labels, "direction": direction}
+            counter("headrace_tensor_bytes_copied_total", help_text, of_direction, nbytes)
         if not self._settings.counter_latencies:
             return
         for name, what, total_ns in (

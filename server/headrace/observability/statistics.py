@@ -106,8 +106,7 @@ class ResponseStatistics:
 class ModelStatistics:
     """Counts and durations of one loaded model version since its load.
 
-    `pending` is the one field that others write: +1 when a request is accepted, -1 right before it executes or when it
-    fails first. A `streamed` model (decoupled) tells each response by record_response and its like, and its first ones
+    Others write `pending`, `copied_in` and `copied_out`, and no other field. A `streamed` model (decoupled) tells each response by record_response and its like, and its first ones
     by record_first_response as well; any other model's first response is its answer.
     """
 
@@ -115,6 +114,8 @@ class ModelStatistics:
         "_streamed",
         "batches",
         "compute_durations",
+        "copied_in",
+        "copied_out",
         "execution_count",
         "fail_count",
         "fail_ns",
@@ -144,6 +145,11 @@ class ModelStatistics:
     ) -> None:
         self._streamed = streamed
         self.pending = 0
+        """+1 when a request is accepted, -1 right before it executes or when it fails first."""
+        self.copied_in = 0
+        """Bytes of inputs that the server put into memory of its own, shared with the backend."""
+        self.copied_out = 0
+        """Bytes of outputs that it took out of such memory."""
         self.last_inference_ms = 0
         self.inference_count = 0
         """Rows answered: a request of batch n counts n."""

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from headrace.clock import Clock
 from headrace.instances.model_process import ModelProcess, Results
-from headrace.instances.payload import Payload
+from headrace.instances.payload import Payload, UnreadableInputError
 from headrace.instances.signature import ModelSignature, PreparedRequest
 from headrace.observability.statistics import ModelStatistics
 from headrace.scheduling.ordering import OrderedRelease
@@ -228,9 +228,15 @@ class SchedulerDriver:
             for pending in pendings:
                 self._finish_soon(pending, unavailable(f"the tensors do not fit into the model's arena: {error}"))
             return True
+        except UnreadableInputError as error:
+            del batch[error.index]
+            self._statistics.pending -= 1
+            self._finish_soon(pendings[error.index], error.error)
+            return self._run(process, batch, now) if batch else True
         payload.owners = pendings
         self._last_batch = len(batch)
         self._statistics.pending -= len(batch)
+        self._statistics.copied_in += payload.copied_in
         for index, pending in enumerate(pendings):
             pending.process = process
             pending.batch = number
@@ -260,6 +266,7 @@ class SchedulerDriver:
     def _done(self, payload: Payload, results: Results, done: BatchDone | None) -> None:
         now = self._now_ns()
         statistics = self._statistics
+        statistics.copied_out += payload.take_copied_out()
         streams = self._on_response is not None
         if done is not None and (streams or any(isinstance(result, InferenceResponse) for result in results)):
             statistics.record_execution(
@@ -295,6 +302,7 @@ class SchedulerDriver:
         """Take one response of a decoupled model."""
         pending: Pending = payload.owners[index]
         now = self._now_ns()
+        self._statistics.copied_out += payload.take_copied_out()
         self._count_response(pending, outcome, now)
         if isinstance(outcome, InferError) or outcome.final:
             if isinstance(outcome, InferenceResponse) and pending.done is not None:
@@ -348,6 +356,8 @@ class SchedulerDriver:
 
     def _complete(self, pending: Pending, outcome: Outcome) -> None:
         pending.item = None
+        if pending.prepared.regions is not None:
+            pending.prepared.regions.drop()
         done, pending.done = pending.done, None
         if isinstance(outcome, InferenceResponse):
             if done is None:
