@@ -147,6 +147,9 @@ class EchoDataPlane(SubmitsByInfer, ScriptedStreams):
 
     def model_metadata(self, name: str, version: int) -> ModelMetadata:
         self._check(name, version)
+        if name.startswith(("stream", "held")):
+            text = (TensorMetadata("text", "BYTES", (1,)), TensorMetadata("numbers", "INT32", (-1, 2)))
+            return ModelMetadata(name, ("1",), "identity", text, (TensorMetadata("OUTPUT0", "UINT8", (-1,)),))
         tensor = (TensorMetadata("INPUT0", "FP32", (-1, 4)),)
         return ModelMetadata(name, ("1",), "identity", tensor, (TensorMetadata("OUTPUT0", "FP32", (-1, 4)),))
 
@@ -202,7 +205,7 @@ class EchoDataPlane(SubmitsByInfer, ScriptedStreams):
     def _check(self, name: str, version: int) -> None:
         if name == "loading":
             raise unavailable("model 'loading' is not ready")
-        if name not in ("echo", "slow", "broken", "name with é"):
+        if name not in ("echo", "slow", "broken", "name with é") and not name.startswith(("stream", "held")):
             raise not_found(f"model '{name}' is unknown")
         if version not in (LATEST, 1):
             raise not_found(f"model '{name}' has no version {version}")
@@ -304,6 +307,8 @@ class NotingControlPlane:
     async def load(self, name: str, parameters: dict[str, str | bytes | int | bool]) -> None:
         if name == "missing":
             raise not_found("model 'missing' is in no repository")
+        if name == "cancelled":
+            raise asyncio.CancelledError
         self.calls.append(("load", name, parameters))
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:

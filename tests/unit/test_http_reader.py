@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from headrace.gateway.http.admission import Admission, path_of
 from headrace.gateway.http.compression import Coding
-from headrace.gateway.http.reader import RequestReader
-from headrace.gateway.http.request import HttpRequest
-from headrace.gateway.http.routes import Endpoint
+from headrace.gateway.http.reader import RequestReader, headers_to_read
+from headrace.gateway.http.request import Handler, HttpRequest
+from headrace.gateway.http.routes import Endpoint, Route
 from headrace.gateway.http.settings import HttpSettings
 
 SETTINGS = HttpSettings(max_input_size=100_000, max_body_size=200_000, max_header_line=1000, max_headers=20)
@@ -21,10 +21,18 @@ INFER = "/v2/models/m/infer"
 
 def reader(settings: HttpSettings = SETTINGS) -> RequestReader:
     """Return a reader in front of endpoints that are known by kind alone."""
-    services = {Endpoint.INFER: None, Endpoint.LOAD: None, Endpoint.UNLOAD: None, Endpoint.INDEX: None}
-    services = dict.fromkeys(services, lambda _request, _route: None)
-    replies = {endpoint: (lambda _request, _route: None) for endpoint in Endpoint if endpoint not in services}
-    return RequestReader(settings, Admission(settings, replies, services, {}).admit)
+    takes_body = (Endpoint.INFER, Endpoint.LOAD, Endpoint.UNLOAD, Endpoint.INDEX)
+    handlers = {
+        endpoint: Handler(service=ignored, binary=endpoint is Endpoint.INFER)
+        if endpoint in takes_body
+        else Handler(reply=ignored)
+        for endpoint in Endpoint
+    }
+    return RequestReader(settings, Admission(settings, handlers).admit, headers_to_read(settings))
+
+
+def ignored(_request: HttpRequest, _route: Route) -> None:
+    return
 
 
 def post(body: bytes = b"", *headers: str, path: str = INFER, length: bool = True) -> bytes:

@@ -1,14 +1,12 @@
-"""Which path is which endpoint, the codes that failures get, and the bodies of the repository API."""
+"""Which path is which endpoint, and the codes that failures get."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 
 from headrace.gateway.http.errors import STATUS
-from headrace.gateway.http.repository import check_target, decode_index, decode_load, decode_unload
-from headrace.gateway.http.routes import Endpoint, Route, resolve
+from headrace.gateway.http.routes import PATHS, Endpoint, Route, resolve
+from headrace.gateway.restricted import KINDS
 from headrace.gateway.version import parse_version
 from headrace.types import LATEST
 from headrace_protocol.errors import ErrorCode, InferError
@@ -33,11 +31,18 @@ from headrace_protocol.errors import ErrorCode, InferError
         ("/v2/repository/r/index", Route(Endpoint.INDEX, repository="r")),
         ("/v2/repository/models/m/load", Route(Endpoint.LOAD, "m")),
         ("/v2/repository/r/models/m/unload", Route(Endpoint.UNLOAD, "m", repository="r")),
-        ("/v2/models/m/generate", Route(Endpoint.NOT_SERVED, "m")),
-        ("/v2/models/m/trace/setting", Route(Endpoint.NOT_SERVED, "m")),
-        ("/v2/systemsharedmemory/status", Route(Endpoint.NOT_SERVED)),
-        ("/v2/cudasharedmemory/region/r/register", Route(Endpoint.NOT_SERVED)),
-        ("/v2/logging", Route(Endpoint.NOT_SERVED)),
+        ("/v2/repository/models/index", Route(Endpoint.INDEX, repository="models")),
+        ("/v2/repository/models/models/m/load", Route(Endpoint.LOAD, "m", repository="models")),
+        ("/v2/models/m/generate", Route(Endpoint.GENERATE, "m")),
+        ("/v2/models/m/versions/2/generate_stream", Route(Endpoint.GENERATE_STREAM, "m", 2)),
+        ("/v2/models/m/trace/setting", Route(Endpoint.TRACE, "m")),
+        ("/v2/trace/setting", Route(Endpoint.TRACE)),
+        ("/v2/systemsharedmemory/status", Route(Endpoint.SYSTEM_STATUS)),
+        ("/v2/systemsharedmemory/region/a%2Fb/status", Route(Endpoint.SYSTEM_STATUS, region="a/b")),
+        ("/v2/systemsharedmemory/register", Route(Endpoint.SYSTEM_REGISTER)),
+        ("/v2/cudasharedmemory/region/r/register", Route(Endpoint.CUDA_REGISTER, region="r")),
+        ("/v2/cudasharedmemory/unregister", Route(Endpoint.CUDA_UNREGISTER)),
+        ("/v2/logging", Route(Endpoint.LOGGING)),
     ],
 )
 def test_a_path_names_its_endpoint(path, route):
@@ -51,6 +56,12 @@ def test_a_path_names_its_endpoint(path, route):
         *("/v2/models/m/versions", "/v2/models/m/versions/", "/v2/models/m/versions//infer", "/v2/models/m/infer/x"),
         *("/v2/models/m/versions/1/trace/setting", "/v2/health", "/v2/health/live/", "/v2/repository"),
         *("/v2/repository/models/m", "/v2/repository//models/m/load", "/v2/systemsharedmemory/x"),
+        *(
+            "/v2/systemsharedmemory/region//status",
+            "/v2/systemsharedmemory/region/status",
+            "/v2/logging/x",
+            "/v2/trace",
+        ),
     ],
 )
 def test_any_other_path_names_nothing(path):
@@ -74,59 +85,32 @@ def test_the_empty_version_is_the_servers_choice():
     assert parse_version("0007") == 7
 
 
+@pytest.mark.parametrize(("path", "endpoint"), PATHS.items())
+def test_every_path_of_the_table_is_found_with_what_it_names(path, endpoint):
+    given = {"model": "m", "version": "7", "repository": "r", "region": "x"}
+    route = resolve(path.format(**given))
+    assert route is not None
+    assert route.endpoint is endpoint
+    named = {
+        "model": route.model,
+        "version": str(route.version),
+        "repository": route.repository,
+        "region": route.region,
+    }
+    for name, value in named.items():
+        assert value == (given[name] if f"{{{name}}}" in path else {"version": "-1"}.get(name, ""))
+
+
+def test_every_endpoint_has_a_path_and_a_kind_that_can_be_restricted():
+    assert set(PATHS.values()) == set(Endpoint)
+    assert {endpoint.kind for endpoint in Endpoint} == set(KINDS)
+
+
+def test_what_a_path_allows():
+    assert Endpoint.LIVE.allowed == ("GET", "HEAD", "OPTIONS")
+    assert Endpoint.INFER.allowed == ("POST", "OPTIONS")
+    assert Endpoint.TRACE.allowed == ("GET", "HEAD", "POST", "OPTIONS")
+
+
 def test_every_error_code_has_a_status():
     assert set(STATUS) == set(ErrorCode)
-
-
-def test_an_index_request_may_ask_for_ready_models():
-    assert [decode_index(body) for body in (b"", b"{}", b'{"ready":false}', b'{"ready":true}')] == [False] * 3 + [True]
-    with pytest.raises(InferError, match="ready: expected 'bool', got 'int'"):
-        decode_index(b'{"ready":1}')
-
-
-def test_load_parameters_are_decoded():
-    body = {"parameters": {"config": "{}", "file:1/model.onnx": "AAH/"}}
-    assert decode_load(json.dumps(body).encode()) == {"config": "{}", "file:1/model.onnx": b"\0\1\xff"}
-    assert decode_load(b"") == decode_load(b"{}") == decode_load(b'{"parameters":null}') == {}
-
-
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ('{"parameters":{"config":{}}}', "'config'"),
-        ('{"parameters":{"file:1/m":7}}', "'file:1/m'"),
-        ('{"parameters":{"file:1/m":"%%%"}}', "not base64"),
-        ('{"parameters":{"file:1/m":"é"}}', "not base64"),
-        ('{"parameters":{"other":"x"}}', "'other'"),
-        ('{"parameters":[]}', "parameters"),
-        ("[]", "expected 'object'"),
-        ("{", "not valid JSON"),
-        ('{"parameters":{"config":' + "[" * 5000, "nested deeper"),
-    ],
-)
-def test_a_bad_load_request_is_refused_with_the_field(body, words):
-    with pytest.raises(InferError) as caught:
-        decode_load(body.encode())
-    assert caught.value.code is ErrorCode.INVALID_ARG
-    assert words in caught.value.message
-
-
-def test_unload_dependents_is_a_boolean():
-    assert decode_unload(b'{"parameters":{"unload_dependents":true}}') is True
-    assert decode_unload(b"") is False
-    for body in (b'{"parameters":{"unload_dependents":1}}', b'{"parameters":{"x":true}}'):
-        with pytest.raises(InferError, match="unload parameter"):
-            decode_unload(body)
-
-
-@pytest.mark.parametrize("name", ["", "  ", "..", ".", "a/b", "../x", "a\0b", "a\\b"])
-def test_a_load_names_a_model_and_not_a_path(name):
-    with pytest.raises(InferError) as caught:
-        check_target(name, "")
-    assert caught.value.code is ErrorCode.INVALID_ARG
-
-
-def test_a_load_may_not_name_a_repository():
-    with pytest.raises(InferError, match="repository 'r'") as caught:
-        check_target("m", "r")
-    assert caught.value.code is ErrorCode.UNSUPPORTED

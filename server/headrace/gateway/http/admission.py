@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from headrace.gateway.http.answer import Answer
 from headrace.gateway.http.compression import Coding, request_coding
 from headrace.gateway.http.errors import HttpError, too_large
 from headrace.gateway.http.request import (
@@ -16,14 +17,13 @@ from headrace.gateway.http.request import (
     EXPECT,
     HEADER_LENGTH,
     TRANSFER_ENCODING,
-    Begin,
+    Handler,
     HttpRequest,
-    Reply,
-    Service,
     Target,
 )
 from headrace.gateway.http.routes import Endpoint, resolve
 from headrace.gateway.http.settings import HttpSettings
+from headrace.gateway.restricted import Restriction
 
 UNREAD_LIMIT: Final = 65536
 """A body that nobody asked for is read and dropped up to this size, so that its connection can go on."""
@@ -35,42 +35,39 @@ _LONGEST_KNOWN_URL: Final = 256
 class Admission:
     """The rules, over the endpoints of one gateway. Remembers where the URLs it has seen lead to, up to a bound."""
 
-    def __init__(
-        self,
-        settings: HttpSettings,
-        replies: Mapping[Endpoint, Reply],
-        services: Mapping[Endpoint, Service],
-        begun: Mapping[Endpoint, Begin],
-    ) -> None:
-        self._replies = replies
-        self._services = services
-        self._begun = begun
+    def __init__(self, settings: HttpSettings, handlers: Mapping[Endpoint, Handler]) -> None:
+        self._handlers = handlers
+        self._restricted = settings.restricted
         self._max_body = settings.max_body_size
         self._max_parsed = min(settings.max_input_size, settings.max_body_size)
         self._known: dict[bytes, Target] = {}
 
     def admit(self, request: HttpRequest) -> int:
-        """Set the request's target and coding; return the limit of its body in bytes.
+        """Set the request's target and coding, or its answer; return the limit of its body in bytes.
 
-        Raises HttpError 404, 405, 413 (where the length is declared), 415, 417 and 501, and InferError for a path that
-        names no version or is not UTF-8.
+        Raises HttpError 400, 403, 404, 405, 413 (where the length is declared), 415, 417 and 501, and InferError for a
+        path that names no version or is not UTF-8.
         """
         target = self._known.get(request.url) or self._find(request.url)
         fields = request.fields
+        if target.restriction is not None:
+            _check(target.restriction, fields)
         if request.method not in target.methods:
-            method, allowed = request.method[:20].decode("latin-1"), ", ".join(target.route.endpoint.methods)
-            raise HttpError(405, f"method {method} is not allowed here, {allowed} is", {"Allow": allowed})
+            request.early = _other_method(request, target)
+            return UNREAD_LIMIT
         request.target = target
         if TRANSFER_ENCODING in fields and fields[TRANSFER_ENCODING].strip().lower() != b"chunked":
             raise HttpError(501, "the only Transfer-Encoding that is served is chunked", close=True)
-        if target.service is None:
+        if target.reply is not None:
             limit = UNREAD_LIMIT
         else:
-            limit = self._max_body if HEADER_LENGTH in fields else self._max_parsed
-        if CONTENT_ENCODING in fields and target.service is not None:
+            limit = self._max_body if target.binary and HEADER_LENGTH in fields else self._max_parsed
+        if CONTENT_ENCODING in fields and target.reply is None:
             request.coding = request_coding((fields[CONTENT_ENCODING].decode("latin-1"),))
             if request.coding is not Coding.IDENTITY:
                 limit = self._max_parsed
+                if not target.codings:
+                    raise _uncoded(request.coding)
         declared = fields.get(CONTENT_LENGTH)
         if declared is not None and int(declared) > limit:
             raise over(limit, f"a body of {int(declared)} bytes was announced")
@@ -84,12 +81,34 @@ class Admission:
         if route is None:
             raise HttpError(404, "no such path")
         endpoint = route.endpoint
-        target = Target(route, self._replies.get(endpoint), self._services.get(endpoint), self._begun.get(endpoint))
+        target = Target(route, self._handlers[endpoint], self._restricted.get(endpoint.kind))
         if len(url) <= _LONGEST_KNOWN_URL:
             if len(self._known) >= _KNOWN_URLS:
                 self._known.clear()
             self._known[url] = target
         return target
+
+
+def _check(restriction: Restriction, fields: Mapping[bytes, bytes]) -> None:
+    if not restriction.admits(fields.get(restriction.header.encode(), b"")):
+        raise HttpError(403, f"this is for those alone who send the header '{restriction.header}' with the right value")
+
+
+def _other_method(request: HttpRequest, target: Target) -> Answer:
+    """Return the answer to OPTIONS; raise HttpError 405 for what is not served here."""
+    allowed = ", ".join(target.route.endpoint.allowed)
+    if request.method == b"OPTIONS":
+        return Answer(headers={"Allow": allowed})
+    method = request.method[:20].decode("latin-1")
+    raise HttpError(405, f"method {method} is not allowed here, {allowed} is", {"Allow": allowed})
+
+
+def _uncoded(coding: Coding) -> HttpError:
+    return HttpError(
+        400,
+        f"Content-Encoding {coding.value!r} is not taken here; send the body as it is",
+        {"Accept-Encoding": "identity"},
+    )
 
 
 def path_of(url: bytes) -> str:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 JSON: Final = "application/json"
 BINARY: Final = "application/octet-stream"
+SSE: Final = "text/event-stream; charset=utf-8"
+"""Server-sent events."""
 SERVER: Final = "headrace"
 """What the Server header says."""
 
@@ -30,3 +34,8 @@ class Answer:
         self.content_type = content_type
         self.headers = headers
         self.close = close
+
+
+def json_answer(value: object) -> Answer:
+    """Return the answer that carries a value as JSON."""
+    return Answer(msgspec.json.encode(value), content_type=JSON)

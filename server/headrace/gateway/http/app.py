@@ -8,7 +8,10 @@ from typing import Final
 from headrace.clock import Clock, SystemClock
 from headrace.gateway.http.admission import Admission
 from headrace.gateway.http.connection import Connections
-from headrace.gateway.http.endpoints import Endpoints
+from headrace.gateway.http.control_endpoints import ControlEndpoints
+from headrace.gateway.http.endpoints import DataEndpoints
+from headrace.gateway.http.generate import GenerateEndpoints
+from headrace.gateway.http.openapi.endpoint import DocumentEndpoint
 from headrace.gateway.http.settings import HttpSettings
 from headrace.planes import ControlPlane, DataPlane
 
@@ -24,9 +27,15 @@ class HttpGateway:
     def __init__(
         self, data: DataPlane, control: ControlPlane, settings: HttpSettings, clock: Clock | None = None
     ) -> None:
-        endpoints = Endpoints(data, control, settings, clock or SystemClock())
+        clock = clock or SystemClock()
+        handlers = {
+            **DataEndpoints(data, settings, clock).handlers,
+            **GenerateEndpoints(data, settings, clock).handlers,
+            **ControlEndpoints(control).handlers,
+            **DocumentEndpoint(settings.restricted).handlers,
+        }
         self._settings = settings
-        self._admission = Admission(settings, endpoints.replies, endpoints.services, endpoints.begun)
+        self._admission = Admission(settings, handlers)
         self._listener: asyncio.Server | None = None
         self._connections: Connections | None = None
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import socket
 import sys
 from collections.abc import Coroutine
@@ -16,14 +15,21 @@ from typing import Final, cast
 
 from headrace.gateway.http.answer import Answer
 from headrace.gateway.http.compression import Coding, compress
-from headrace.gateway.http.errors import HttpError, answer_to, error_body
-from headrace.gateway.http.reader import Admit, RequestReader
-from headrace.gateway.http.request import ACCEPT_ENCODING, Begin, HttpRequest, Target
+from headrace.gateway.http.deadline import Deadline
+from headrace.gateway.http.errors import failure
+from headrace.gateway.http.reader import Admit, RequestReader, headers_to_read
+from headrace.gateway.http.request import (
+    ACCEPT_ENCODING,
+    Begin,
+    HttpRequest,
+    Service,
+    Stream,
+    Streaming,
+)
 from headrace.gateway.http.routes import Route
 from headrace.gateway.http.settings import HttpSettings
-from headrace.gateway.http.wire import CONTINUE, head_of, negotiate
+from headrace.gateway.http.wire import CONTINUE, LAST_CHUNK, chunk_of, head_of, negotiate, stream_head_of
 from headrace.planes import Cancellable
-from headrace_protocol.errors import InferError
 
 _log: Final = logging.getLogger(__name__)
 
@@ -37,8 +43,8 @@ _JOIN_BELOW: Final = 16384
 """Smaller bodies are joined with the head, which costs less than a vectored write."""
 _COMPRESS_INLINE: Final = 65536
 """Answers up to this size are compressed in place; larger ones in a thread."""
-_CLOCK_STEP: Final = 0.002
-"""Seconds by which a timer may come early."""
+_INFLATE_INLINE: Final = 2048
+"""Compressed bodies up to this size are inflated in place: they cannot make more than about 2 MB."""
 
 
 class Connections:
@@ -48,6 +54,8 @@ class Connections:
         self.settings: Final = settings
         self.admit: Final = admit
         self.loop: Final = loop
+        self.read: Final = headers_to_read(settings)
+        """The headers that are read."""
         self.scratch: Final = memoryview(bytearray(_READ_SIZE))
         """What any of them receives into; consumed before the next one receives."""
         self.open: Final[set[Connection]] = set()
@@ -105,23 +113,25 @@ class Connection(asyncio.BufferedProtocol):
         "_reader",
         "_reading_paused",
         "_scratch",
+        "_stream",
         "_task",
-        "_timer",
-        "_timer_at",
         "_transport",
         "_under_way",
-        "_writing_paused",
+        "_unsent",
+        "writing_paused",
     )
 
     def __init__(self, connections: Connections) -> None:
         self._all = connections
         self._loop = connections.loop
         self._scratch = connections.scratch
-        self._reader = RequestReader(connections.settings, connections.admit)
+        self._reader = RequestReader(connections.settings, connections.admit, connections.read)
         self._transport: asyncio.Transport
         self._task: asyncio.Task[None] | None = None
         self._under_way: Cancellable | None = None
         """The request that runs, where it needs no task."""
+        self._stream: Streaming | None = None
+        """The same, where its answer comes in pieces."""
         self._active = False
         """Whether a request runs: its answer is still to be written."""
         self._advancing = False
@@ -132,11 +142,11 @@ class Connection(asyncio.BufferedProtocol):
         """What came while a request ran, not parsed yet."""
         self._in_head = False
         """Whether the deadline is that of a head: it has to be complete by then, not only to go on."""
-        self._reading_paused = self._writing_paused = False
-        self._deadline = math.inf
+        self._reading_paused = self.writing_paused = False
+        self._unsent = 0
+        """Bytes that the client had not taken when that was last looked at."""
+        self._deadline = Deadline(connections.loop, self._on_deadline)
         """When the client has taken too long to do what it has to do next."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = math.inf
 
     # --- the protocol of the transport --------------------------------------------------------------------------------
 
@@ -144,14 +154,13 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # TCP_NODELAY is set by the event loop
-        self._wait(self._all.settings.keepalive_timeout)
+        self._deadline.set(self._all.settings.keepalive_timeout)
         self._all.opened(self)
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._ending = True
         self._cancel()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._deadline.close()
         self._reader.release()
         self._pending.clear()
         self._all.closed(self)
@@ -181,16 +190,25 @@ class Connection(asyncio.BufferedProtocol):
         """End with the client: one that sends no more is taken not to wait for its answer either."""
         self._ending = True
         self._cancel()
-        self._wait(self._all.settings.keepalive_timeout)  # the transport closes itself once it has written everything
+        self._await_taking()  # the transport closes itself once it has written everything
 
     def pause_writing(self) -> None:
-        self._writing_paused = True
+        self.writing_paused = True
+        self._await_taking()
 
     def resume_writing(self) -> None:
-        self._writing_paused = False
+        self.writing_paused = False
+        if self._stream is not None:
+            self._deadline.never()
+            self._stream.resume()
         self._advance()
 
     # --- stopping -----------------------------------------------------------------------------------------------------
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the connection ends with the answers that are due."""
+        return self._all.stopping
 
     def close_when_idle(self) -> None:
         """Close now where no request is under way, otherwise after the answers that are due."""
@@ -214,7 +232,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._advancing = True
         ready = self._reader.ready
-        while not (self._active or self._writing_paused or self._ending):
+        while not (self._active or self.writing_paused or self._ending):
             if ready:
                 self._begin(ready.popleft())
             elif self._pending and self._reader.room is None:
@@ -223,11 +241,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._await_client()
                 break
         else:
-            if self._active:
-                self._deadline = math.inf
-            elif not self._ending:  # the client has to take the last answer
-                self._in_head = False
-                self._wait(self._all.settings.keepalive_timeout)
+            if not (self.writing_paused or self._ending):
+                self._deadline.never()
         self._advancing = False
 
     def _feed_pending(self) -> None:
@@ -253,15 +268,21 @@ class Connection(asyncio.BufferedProtocol):
             if not self._transport.is_closing():
                 self._transport.resume_reading()
         if not reader.in_message:
-            self._wait(settings.keepalive_timeout)
+            self._deadline.set(settings.keepalive_timeout)
         elif reader.in_body:
             if reader.wants_continue:
                 reader.wants_continue = False
                 self._transport.write(CONTINUE)
-            self._wait(settings.body_idle_timeout)
+            self._deadline.set(settings.body_idle_timeout)
         elif not self._in_head:
             self._in_head = True
-            self._wait(settings.body_idle_timeout)
+            self._deadline.set(settings.body_idle_timeout)
+
+    def _await_taking(self) -> None:
+        """Give the client time to take some of what was written."""
+        self._in_head = False
+        self._unsent = self._transport.get_write_buffer_size()
+        self._deadline.set(self._all.settings.write_idle_timeout)
 
     def _begin(self, request: HttpRequest) -> None:
         self._in_head = False
@@ -270,30 +291,56 @@ class Connection(asyncio.BufferedProtocol):
             self._answer(request, request.early)
             return
         assert target is not None
-        if target.begin is not None and request.coding is Coding.IDENTITY:
+        if request.coding is not Coding.IDENTITY:
+            self._inflate(request)
+            return
+        if target.begin is not None:
             self._begin_without_task(request, target.begin, target.route)
-            return
-        if target.reply is None:
-            self._start(self._run(request, target))
-            return
-        try:
-            answer = target.reply(request, target.route)
-        except Exception as error:
-            answer = _failure(request, error)
-        self._answer(request, answer)
+        elif target.reply is not None:
+            try:
+                answer = target.reply(request, target.route)
+            except Exception as error:
+                answer = failure(error, request.url)
+            self._answer(request, answer)
+        elif target.stream is not None:
+            self._begin_stream(request, target.stream, target.route)
+        else:
+            assert target.service is not None
+            self._start(self._run(request, target.service, target.route))
 
     def _begin_without_task(self, request: HttpRequest, begin: Begin, route: Route) -> None:
         try:
-            self._under_way = begin(request, route, partial(self._finished, request))
+            self._under_way = begin(request, route, partial(self.finished, request))
         except Exception as error:
-            self._answer(request, _failure(request, error))
+            self._answer(request, failure(error, request.url))
         else:
             self._active = True
 
-    def _finished(self, request: HttpRequest, result: Answer | Exception) -> None:
-        self._under_way = None
+    def _begin_stream(self, request: HttpRequest, stream: Stream, route: Route) -> None:
+        try:
+            self._under_way = self._stream = stream(request, route, ConnectionOutlet(self, request))
+        except Exception as error:
+            self._answer(request, failure(error, request.url))
+        else:
+            self._active = True
+
+    def _inflate(self, request: HttpRequest) -> None:
+        """Take the coding off the request's body, then begin it."""
+        if len(request.body) > _INFLATE_INLINE:
+            self._start(self._run_inflation(request))
+            return
+        try:
+            request.inflate(self._all.settings.max_input_size)
+        except Exception as error:
+            self._answer(request, failure(error, request.url))
+        else:
+            self._begin(request)
+
+    def finished(self, request: HttpRequest, result: Answer | Exception) -> None:
+        """Write the whole answer of a request that was begun, and go on."""
+        self._under_way = self._stream = None
         self._active = False
-        self._answer(request, result if isinstance(result, Answer) else _failure(request, result))
+        self._answer(request, result if isinstance(result, Answer) else failure(result, request.url))
         self._advance()
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
@@ -303,17 +350,31 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._task = asyncio.Task(work, loop=self._loop, name="http")
 
-    async def _run(self, request: HttpRequest, target: Target) -> None:
-        assert target.service is not None
+    async def _run(self, request: HttpRequest, service: Service, route: Route) -> None:
         try:
             try:
-                answer = await target.service(request, target.route)
+                answer = await service(request, route)
             except Exception as error:
-                answer = _failure(request, error)
+                answer = failure(error, request.url)
             self._active = False
             self._answer(request, answer)
             self._advance()
         except BaseException:  # cancelled, or a fault of this very class: nothing more can be said here
+            self._transport.abort()
+            raise
+
+    async def _run_inflation(self, request: HttpRequest) -> None:
+        try:
+            try:
+                await asyncio.to_thread(request.inflate, self._all.settings.max_input_size)
+            except Exception as error:
+                self._active = False
+                self._answer(request, failure(error, request.url))
+            else:
+                self._active = False
+                self._begin(request)
+            self._advance()
+        except BaseException:
             self._transport.abort()
             raise
 
@@ -330,7 +391,11 @@ class Connection(asyncio.BufferedProtocol):
     # --- answers ------------------------------------------------------------------------------------------------------
 
     def _answer(self, request: HttpRequest, answer: Answer) -> None:
-        if len(answer.body) >= self._all.settings.min_compress_size and ACCEPT_ENCODING in request.fields:
+        if (
+            len(answer.body) >= self._all.settings.min_compress_size
+            and ACCEPT_ENCODING in request.fields
+            and (request.target is None or request.target.codings)
+        ):
             coding = negotiate(request, answer)
             if coding is not Coding.IDENTITY:
                 if len(answer.body) > _COMPRESS_INLINE:
@@ -352,6 +417,19 @@ class Connection(asyncio.BufferedProtocol):
         if not keep_alive:
             self._end(linger=not request.whole or self._reader.surplus or bool(self._pending))
 
+    def write(self, data: bytes) -> None:
+        """Write a part of an answer that comes in pieces."""
+        if not (self._ending or self._transport.is_closing()):
+            self._transport.write(data)
+
+    def streamed(self, *, keep_alive: bool) -> None:
+        """Go on after the last piece of an answer."""
+        self._under_way = self._stream = None
+        self._active = False
+        if not self._ending and (self.stopping or not keep_alive):
+            self._end(linger=self._reader.surplus or bool(self._pending))
+        self._advance()
+
     def _end(self, *, linger: bool) -> None:
         self._ending = True
         if linger:
@@ -360,17 +438,18 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write_eof()
             if self._reading_paused:
                 self._transport.resume_reading()
-            self._wait(_LINGER)
+            self._deadline.set(_LINGER)
         else:
             self._close()
 
     def _close(self) -> None:
         self._ending = True
+        self._await_taking()
         self._transport.close()
-        self._wait(self._all.settings.keepalive_timeout)  # for a client that does not take its answer
 
     def _cancel(self) -> None:
         under_way, self._under_way = self._under_way, None
+        self._stream = None
         if under_way is not None:
             under_way.cancel()
         elif self._active and self._task is not None:
@@ -378,31 +457,16 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
-    def _wait(self, seconds: float) -> None:
-        """Set the deadline. The timer is moved only where it would come too late; one that comes early looks again."""
-        self._deadline = deadline = self._loop.time() + seconds
-        if deadline < self._timer_at:
-            self._set_timer(deadline)
-
-    def _set_timer(self, when: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = when
-        self._timer = self._loop.call_at(when, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._timer_at = math.inf
-        if self._deadline > self._loop.time() + _CLOCK_STEP:
-            if self._deadline < math.inf:
-                self._set_timer(self._deadline)
-            return
+    def _on_deadline(self) -> None:
         reader = self._reader
         if self._lingering:
             self._lingering = False
             self._close()
-        elif self._ending or self._writing_paused:
-            self._transport.abort()
+        elif self._ending or self.writing_paused:
+            if 0 < self._transport.get_write_buffer_size() < self._unsent:
+                self._await_taking()
+            else:
+                self._transport.abort()
         elif reader.in_message:
             seconds = self._all.settings.body_idle_timeout
             if reader.in_body:
@@ -414,8 +478,40 @@ class Connection(asyncio.BufferedProtocol):
             self._close()
 
 
-def _failure(request: HttpRequest, error: Exception) -> Answer:
-    if isinstance(error, InferError | HttpError):
-        return answer_to(error)
-    _log.error("an HTTP request failed: %r", request.url[:200], exc_info=error)
-    return Answer(error_body("internal error; the server's log has the details"), 500)
+class ConnectionOutlet:
+    """Implements request.Outlet: writes the answer to one request in chunks, or as it comes for HTTP/1.0."""
+
+    __slots__ = ("_connection", "_head", "_keep_alive", "_request")
+
+    def __init__(self, connection: Connection, request: HttpRequest) -> None:
+        self._connection = connection
+        self._request = request
+        self._head: Answer | None = None
+        self._keep_alive = request.keep_alive and not request.old
+
+    @property
+    def full(self) -> bool:
+        """Whether the client has enough for now."""
+        return self._connection.writing_paused
+
+    def answer(self, result: Answer | Exception) -> None:
+        """Answer as a whole."""
+        self._connection.finished(self._request, result)
+
+    def begin(self, head: Answer) -> None:
+        """Take the head for the first piece."""
+        self._head = head
+
+    def send(self, piece: bytes, *, last: bool = False) -> None:
+        """Send a piece."""
+        old = self._request.old
+        data = piece if old or not piece else chunk_of(piece)
+        if last and not old:
+            data += LAST_CHUNK
+        if self._head is not None:
+            self._keep_alive = self._keep_alive and not self._connection.stopping
+            data = stream_head_of(self._head, old=old, keep_alive=self._keep_alive) + data
+            self._head = None
+        self._connection.write(data)
+        if last:
+            self._connection.streamed(keep_alive=self._keep_alive)

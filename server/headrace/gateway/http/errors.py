@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Final
 
@@ -9,6 +10,8 @@ import msgspec
 
 from headrace.gateway.http.answer import Answer
 from headrace_protocol.errors import ErrorCode, InferError
+
+_log: Final = logging.getLogger(__name__)
 
 STATUS: Final[Mapping[ErrorCode, int]] = {
     ErrorCode.UNKNOWN: 400,
@@ -53,3 +56,11 @@ def answer_to(error: HttpError | InferError) -> Answer:
     if isinstance(error, InferError):
         return Answer(error_body(error.message), STATUS[error.code])
     return Answer(error_body(error.message), error.status, headers=error.headers, close=error.close)
+
+
+def failure(error: Exception, url: bytes) -> Answer:
+    """Return what the client is told of any failure of a request for `url`; a fault of our own goes to the log."""
+    if isinstance(error, InferError | HttpError):
+        return answer_to(error)
+    _log.error("an HTTP request failed: %r", url[:200], exc_info=error)
+    return Answer(error_body("internal error; the server's log has the details"), 500)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -15,6 +15,8 @@ import numpy as np
 from headrace_protocol.errors import InferError, invalid
 
 MAX_DEPTH: Final = 100
+
+_T = TypeVar("_T")
 
 # Possessive, and closing quote optional: a string is consumed whole or to the end, never tried twice.
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
@@ -87,6 +89,22 @@ def decode_any(text: bytes | memoryview | msgspec.Raw, what: str) -> Any:
         return _any_decoder.decode(text)
     except (msgspec.MsgspecError, ValueError) as error:
         raise malformed(error, what) from None
+
+
+def decode_marked(decoder: msgspec.json.Decoder[_T], text: bytes) -> _T:
+    """Return JSON `text` decoded, in which bare NaN, Infinity and -Infinity may stand. Its depth has been checked.
+
+    Raises msgspec.ValidationError for a field of a wrong kind and ValueError for what is not JSON.
+    """
+    try:
+        return decoder.decode(text)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, ValueError):
+        marked = mark_non_finite(text)
+        if marked is None:
+            raise
+    return decoder.decode(marked)
 
 
 def malformed(error: Exception, what: str) -> InferError:

@@ -39,6 +39,11 @@ Admit = Callable[[HttpRequest], int]
 """Sets a request's target and returns the limit of its body; raises HttpError or InferError to refuse it."""
 
 
+def headers_to_read(settings: HttpSettings) -> frozenset[bytes]:
+    """Return the names of the headers that a door with these settings looks at, in lower case."""
+    return READ | {restriction.header.encode() for restriction in settings.restricted.values()}
+
+
 class _Stopped(Exception):  # noqa: N818  # no failure: it leaves the parser, the request at fault has its answer
     """Raised in a callback of the parser: nothing after this point is read."""
 
@@ -66,6 +71,7 @@ class RequestReader:
         "_max_line",
         "_parser",
         "_place",
+        "_read",
         "_request",
         "_size",
         "_url",
@@ -77,8 +83,10 @@ class RequestReader:
         "wants_continue",
     )
 
-    def __init__(self, settings: HttpSettings, admit: Admit) -> None:
+    def __init__(self, settings: HttpSettings, admit: Admit, read: frozenset[bytes] = READ) -> None:
+        """`read` are the headers that matter, in lower case."""
         self._admit = admit
+        self._read = read
         self._keep_all = bool(settings.header_forward_pattern)
         self._max_line = settings.max_header_line
         self._max_headers = settings.max_headers
@@ -181,7 +189,7 @@ class RequestReader:
             self._count_chunk()  # a trailer: not read, and no more of them than of chunks
             return
         key = name.lower()
-        if key in READ:
+        if key in self._read:
             fields = self._fields
             fields[key] = value if key not in fields else fields[key] + b", " + value
         if self._headers is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import binascii
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
-from headrace.gateway.http.json_text import check_depth, describe, malformed
+from headrace.gateway.http.bodies import decode_body
+from headrace.gateway.http.json_text import describe
+from headrace.gateway.http.request import Body
 from headrace.planes import LoadParameters
 from headrace_protocol.errors import invalid, unsupported
 
@@ -23,18 +24,16 @@ class _Control(msgspec.Struct):
     parameters: dict[str, Any] | None = None
 
 
-_Body = TypeVar("_Body")
-
 _index_decoder: Final = msgspec.json.Decoder(_Index)
 _control_decoder: Final = msgspec.json.Decoder(_Control)
 
 
-def decode_index(body: bytes) -> bool:
+def decode_index(body: Body) -> bool:
     """Return `ready` of an index request: whether only ready models are asked for. An empty body asks for all."""
-    return _decode(_index_decoder, body, "the index request").ready if body else False
+    return decode_body(_index_decoder, body, "the index request").ready if body else False
 
 
-def decode_load(body: bytes) -> LoadParameters:
+def decode_load(body: Body) -> LoadParameters:
     """Return the parameters of a load request: "config" as text, each "file:<path>" as the bytes it stands for."""
     parameters: LoadParameters = {}
     for key, value in _parameters(body, "the load request").items():
@@ -49,7 +48,7 @@ def decode_load(body: bytes) -> LoadParameters:
     return parameters
 
 
-def decode_unload(body: bytes) -> bool:
+def decode_unload(body: Body) -> bool:
     """Return `unload_dependents` of an unload request."""
     dependents = False
     for key, value in _parameters(body, "the unload request").items():
@@ -75,18 +74,10 @@ def _file_content(key: str, value: object) -> bytes:
     if not isinstance(value, str):
         raise invalid(f"load parameter '{key[:80]}': expected base64 in a string, got {describe(value)}")
     try:
-        return base64.b64decode(value, validate=True)
+        return binascii.a2b_base64(value, strict_mode=True)
     except (binascii.Error, ValueError):
         raise invalid(f"load parameter '{key[:80]}': its value is not base64") from None
 
 
-def _parameters(body: bytes, what: str) -> dict[str, Any]:
-    return (_decode(_control_decoder, body, what).parameters or {}) if body else {}
-
-
-def _decode(decoder: msgspec.json.Decoder[_Body], body: bytes, what: str) -> _Body:
-    check_depth(body, what)
-    try:
-        return decoder.decode(body)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise malformed(error, what) from None
+def _parameters(body: Body, what: str) -> dict[str, Any]:
+    return (decode_body(_control_decoder, body, what).parameters or {}) if body else {}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 from headrace.gateway.http.answer import Answer
-from headrace.gateway.http.compression import Coding
+from headrace.gateway.http.compression import Coding, inflate
 from headrace.gateway.http.routes import Route
+from headrace.gateway.restricted import Restriction
 from headrace.planes import Cancellable
 
 Body = bytes | memoryview
@@ -34,7 +35,7 @@ READ: Final = frozenset(
         TRANSFER_ENCODING,
     )
 )
-"""All of them: the others are counted and forgotten."""
+"""All of them, but for those that restrict an endpoint: the others are counted and forgotten."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -73,7 +74,7 @@ class HttpRequest:
         self.early: Answer | None = None
         """The answer, where the head was enough to give it."""
         self.coding = Coding.IDENTITY
-        """Content coding of the body."""
+        """Content coding of the body, which an endpoint gets without it."""
         self.body: Body = b""
         self.whole = True
         """Whether nothing of the request is left unread; otherwise the connection lingers after the answer."""
@@ -83,30 +84,75 @@ class HttpRequest:
         value = self.fields.get(name)
         return None if value is None else value.decode("latin-1").strip()
 
+    def inflate(self, limit: int) -> None:
+        """Take the coding off the body. Raises HttpError 413 over `limit` bytes, InferError for damaged data."""
+        if self.body:  # an empty one is empty in every coding
+            self.body = inflate(self.body, self.coding, limit)
+        self.coding = Coding.IDENTITY
+
+
+class Outlet(Protocol):
+    """Where an endpoint puts an answer that comes in pieces: a head, then pieces as they are there. One for a request."""
+
+    @property
+    def full(self) -> bool:
+        """Whether the client has enough for now: send nothing before `Streaming.resume`."""
+        ...
+
+    def answer(self, result: Answer | Exception) -> None:
+        """Answer as a whole instead; in place of everything below, and once."""
+        ...
+
+    def begin(self, head: Answer) -> None:
+        """Say how the answer begins: status, type and headers, which go out with the first piece."""
+        ...
+
+    def send(self, piece: bytes, *, last: bool = False) -> None:
+        """Send a piece, which may be empty; the answer ends with the last."""
+        ...
+
+
+class Streaming(Cancellable, Protocol):
+    """A request under way whose answer comes in pieces. `cancel` means that its client is gone."""
+
+    def resume(self) -> None:
+        """Go on: the outlet is not full any more."""
+        ...
+
 
 Reply = Callable[[HttpRequest, Route], Answer]
 """An endpoint that answers at once and takes no body."""
 Service = Callable[[HttpRequest, Route], Awaitable[Answer]]
-"""An endpoint that takes a body, or time."""
-
-
+"""An endpoint that takes a body, or time: it has a task."""
 Done = Callable[[Answer | Exception], None]
 """Takes what a begun endpoint comes to: its answer, or what it failed with."""
 Begin = Callable[[HttpRequest, Route, Done], Cancellable]
 """An endpoint that takes time without a task: its outcome comes by a call, after this returns."""
+Stream = Callable[[HttpRequest, Route, Outlet], Streaming]
+"""An endpoint whose answer comes in pieces: its outlet is used after this returns."""
+
+
+class Handler(NamedTuple):
+    """What an endpoint does: one of the four."""
+
+    reply: Reply | None = None
+    service: Service | None = None
+    begin: Begin | None = None
+    stream: Stream | None = None
+    binary: bool = False
+    """Whether its body may have a binary part behind the JSON."""
+    codings: bool = True
+    """Whether its bodies may be compressed, both ways."""
 
 
 class Target:
-    """Where a path leads: its route and the endpoint, as `reply`, or as `service` and perhaps `begin` too.
+    """Where a path leads: its route, what answers there, and what a client has to show for it."""
 
-    `begin` is for a body as it came; one with a coding needs the service.
-    """
+    __slots__ = ("begin", "binary", "codings", "methods", "reply", "restriction", "route", "service", "stream")
 
-    __slots__ = ("begin", "methods", "reply", "route", "service")
-
-    def __init__(self, route: Route, reply: Reply | None, service: Service | None, begin: Begin | None) -> None:
+    def __init__(self, route: Route, handler: Handler, restriction: Restriction | None) -> None:
         self.route = route
-        self.methods = frozenset(method.encode() for method in route.endpoint.methods)
-        self.reply = reply
-        self.service = service
-        self.begin = begin
+        methods = route.endpoint.methods
+        self.methods = frozenset(method.encode() for method in (*methods, *(("HEAD",) if "GET" in methods else ())))
+        self.reply, self.service, self.begin, self.stream, self.binary, self.codings = handler
+        self.restriction = restriction

@@ -11,26 +11,21 @@ import msgspec
 
 from headrace.gateway.http.errors import too_large
 from headrace.gateway.http.json_data import pack
-from headrace.gateway.http.json_text import check_depth, describe, malformed, mark_non_finite
-from headrace.types import (
-    SEQUENCE_END,
-    SEQUENCE_START,
-    InferenceRequest,
-    InputTensor,
-    Parameter,
-    RequestedOutput,
-)
+from headrace.gateway.http.json_text import check_depth, decode_marked, describe, malformed
+from headrace.gateway.http.parameters import scalar, take_parameters
+from headrace.gateway.http.regions import REGION, REGION_KEYS, REGION_OFFSET, REGION_SIZE, names_region, take_region
+from headrace.types import InferenceRequest, InputTensor, Parameter, RegionRef, RequestedOutput
 from headrace_protocol.datatype import BY_NAME, BYTES, Buffer, DataType
-from headrace_protocol.errors import InferError, invalid, unsupported
+from headrace_protocol.errors import InferError, invalid
 
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 
 _MAX_SIZE: Final = 2**63 - 1
-_MAX_UINT64: Final = 2**64 - 1
-_MIN_INT64: Final = -(2**63)
-_MAX_CORRELATION_TEXT: Final = 128
 _MIN_STRING: Final = 4  # bytes that the shortest element of BYTES takes: its length
 _REQUEST: Final = "the request"
+
+DATA: Final = "data"
+BINARY: Final = "binary_data_size"
 
 
 class _Input(msgspec.Struct, gc=False):
@@ -76,7 +71,7 @@ def decode_request(
     """Fill `request` from `body` and return the form its answer takes.
 
     `header_length` is the value of Inference-Header-Content-Length, None where absent. Raises InferError
-    INVALID_ARG (UNSUPPORTED for shared memory), naming the field or the length at fault; HttpError 413 over the limit.
+    INVALID_ARG, naming the field or the length at fault; HttpError 413 over the limit.
     """
     form = ResponseForm()
     json_size = len(body) if header_length is None else _parse_header_length(header_length, len(body))
@@ -91,7 +86,7 @@ def decode_request(
     if parsed.id is not None:
         request.id = parsed.id
     if parsed.parameters:
-        form.binary_by_default = _take_parameters(request, parsed.parameters)
+        form.binary_by_default = take_parameters(request, parsed.parameters)
     if parsed.outputs:
         form.binary = {}
         request.outputs = [_take_output(output, form.binary) for output in parsed.outputs]
@@ -112,18 +107,9 @@ def _decode_json(body: bytes | memoryview, json_size: int, header_length: str | 
     text = body if type(body) is bytes and json_size == len(body) else bytes(memoryview(body)[:json_size])
     check_depth(text, _REQUEST)
     try:
-        return _decoder.decode(text)
-    except msgspec.ValidationError as error:
-        raise malformed(error, _REQUEST) from None
-    except (msgspec.DecodeError, ValueError) as error:
-        failure: Exception = error
-    marked = mark_non_finite(text)
-    if marked is not None:
-        try:
-            return _decoder.decode(marked)
-        except (msgspec.MsgspecError, ValueError) as error:
-            failure = error
-    raise _bad_json(failure, text, header_length)
+        return decode_marked(_decoder, text)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise _bad_json(error, text, header_length) from None
 
 
 def _bad_json(error: Exception, text: bytes, header_length: str | None) -> InferError:
@@ -137,71 +123,6 @@ def _bad_json(error: Exception, text: bytes, header_length: str | None) -> Infer
     return failure
 
 
-def _take_parameters(request: InferenceRequest, parameters: dict[str, Any]) -> bool:
-    """Sort the request's parameters into its fields; return `binary_data_output`."""
-    binary = False
-    custom: dict[str, Parameter] = {}
-    for key, value in parameters.items():
-        match key:
-            case "binary_data_output":
-                binary = _boolean(key, value)
-            case "priority":
-                request.priority = _unsigned(key, value)
-            case "timeout":
-                request.timeout_us = _unsigned(key, value)
-            case "sequence_id":
-                request.correlation_id = _correlation_id(value)
-            case "sequence_start":
-                request.flags |= SEQUENCE_START if _boolean(key, value) else 0
-            case "sequence_end":
-                request.flags |= SEQUENCE_END if _boolean(key, value) else 0
-            case "headers":
-                pass  # reserved: a client library's own bag, never the model's
-            case _:
-                if key.startswith("triton_"):
-                    raise invalid(f"parameters: '{key}': names that begin with 'triton_' are reserved")
-                custom[key] = _scalar(f"parameters: '{key}'", value)
-    if custom:
-        request.parameters = custom
-    return binary
-
-
-def _boolean(key: str, value: Any) -> bool:
-    if value is True or value is False:
-        return bool(value)
-    raise invalid(f"parameters: '{key}': expected true or false, got {describe(value)}")
-
-
-def _unsigned(key: str, value: Any) -> int:
-    if type(value) is int and 0 <= value <= _MAX_UINT64:
-        return value
-    raise invalid(f"parameters: '{key}': expected an integer between 0 and {_MAX_UINT64}, got {describe(value)}")
-
-
-def _correlation_id(value: Any) -> int | str:
-    if type(value) is str:
-        if len(value) > _MAX_CORRELATION_TEXT:
-            raise invalid(
-                f"parameters: 'sequence_id': a string of {len(value)} characters, at most {_MAX_CORRELATION_TEXT} allowed"
-            )
-        return value
-    if type(value) is int and 0 <= value <= _MAX_UINT64:
-        return value
-    raise invalid(
-        f"parameters: 'sequence_id': expected a string or an integer between 0 and {_MAX_UINT64}, got {describe(value)}"
-    )
-
-
-def _scalar(where: str, value: Any) -> Parameter:
-    """Return a parameter for the backend: a string, boolean, 64-bit integer or finite number."""
-    kind = type(value)
-    if kind is str or kind is bool or kind is float:
-        return value  # type: ignore[no-any-return]
-    if kind is int and _MIN_INT64 <= value <= _MAX_UINT64:
-        return value  # type: ignore[no-any-return]
-    raise invalid(f"{where}: expected a string, a boolean, a number or a 64-bit integer, got {describe(value)}")
-
-
 def _take_output(output: _Output, binary: dict[str, bool]) -> RequestedOutput:
     name = output.name
     if name in binary:
@@ -209,6 +130,8 @@ def _take_output(output: _Output, binary: dict[str, bool]) -> RequestedOutput:
     requested = RequestedOutput(name)
     if output.parameters:
         custom: dict[str, Parameter] = {}
+        if names_region(output.parameters):
+            requested.region = take_region(f"output '{name}'", output.parameters)
         for key, value in output.parameters.items():
             if key == "binary_data":
                 if type(value) is not bool:
@@ -220,11 +143,12 @@ def _take_output(output: _Output, binary: dict[str, bool]) -> RequestedOutput:
                         f"output '{name}': 'classification': expected a number of classes above 0, got {describe(value)}"
                     )
                 requested.classification = value
-            elif key.startswith("shared_memory_"):
-                raise _no_shared_memory(f"output '{name}'")
-            else:
-                custom[key] = _scalar(f"output '{name}': '{key}'", value)
+            elif key not in REGION_KEYS:
+                custom[key] = scalar(f"output '{name}': '{key}'", value)
         requested.parameters = custom or None
+        if requested.region is not None and (requested.binary or requested.classification):
+            other = "binary_data" if requested.binary else "classification"
+            raise invalid(f"output '{name}': 'shared_memory_region' and '{other}' exclude each other")
     binary[name] = requested.binary
     return requested
 
@@ -247,7 +171,12 @@ def _take_inputs(
             )
         count = _element_count(name, parsed.shape, datatype)
         data: Buffer
-        if _is_binary(parsed):
+        region: RegionRef | None = None
+        source = _source(parsed)
+        if source is REGION:
+            region = take_region(f"input '{name}'", parsed.parameters or {})
+            data = b""
+        elif source is BINARY:
             size = _binary_size(parsed, datatype, count)
             if size > end - offset:
                 raise _too_short(name, size, end - offset, header_length)
@@ -261,7 +190,7 @@ def _take_inputs(
                 )
             assert isinstance(parsed.data, msgspec.Raw)
             data = pack(name, datatype, parsed.shape, count, parsed.data)
-        request.inputs.append(InputTensor(name, datatype, tuple(parsed.shape), data))
+        request.inputs.append(InputTensor(name, datatype, tuple(parsed.shape), data, region))
     if offset != end:
         raise invalid(
             f"{end - offset} bytes of the body belong to no input: the inputs' 'binary_data_size' add up to {offset}, "
@@ -283,27 +212,21 @@ def _element_count(name: str, shape: list[int], datatype: DataType) -> int:
     return count
 
 
-def _is_binary(parsed: _Input) -> bool:
-    """Return whether an input's elements are in the binary section; else they are in `data`."""
-    parameters = parsed.parameters
-    if not parameters:
-        if parsed.data is not msgspec.UNSET:
-            return False
-    elif "shared_memory_region" not in parameters:
-        binary = "binary_data_size" in parameters
-        if binary is (parsed.data is msgspec.UNSET):
-            return binary
-    raise _bad_source(parsed)
-
-
-def _bad_source(parsed: _Input) -> InferError:
-    sources = ["data"] if parsed.data is not msgspec.UNSET else []
-    sources += [key for key in ("binary_data_size", "shared_memory_region") if key in (parsed.parameters or ())]
-    if sources == ["shared_memory_region"]:
-        return _no_shared_memory(f"input '{parsed.name}'")
-    return invalid(
-        f"input '{parsed.name}': exactly one of 'data', parameter 'binary_data_size' and parameter "
-        f"'shared_memory_region' has to be given, got {' and '.join(map(repr, sources)) or 'none'}"
+def _source(parsed: _Input) -> str:
+    """Return where an input's elements are: in `data`, in the binary section or in a region."""
+    given = parsed.parameters or {}
+    data, binary = parsed.data is not msgspec.UNSET, BINARY in given
+    if data is not binary and (len(given) == binary or not names_region(given)):
+        return BINARY if binary else DATA
+    sources = [DATA] if data else []
+    sources += [key for key in (BINARY, REGION) if key in given]
+    if sources == [REGION]:
+        return REGION
+    if len(sources) == 1 or (not sources and names_region(given)):
+        raise invalid(f"input '{parsed.name}': '{REGION_OFFSET}' and '{REGION_SIZE}' say nothing without '{REGION}'")
+    raise invalid(
+        f"input '{parsed.name}': exactly one of 'data', parameter '{BINARY}' and parameter '{REGION}' has to be given, "
+        f"got {' and '.join(map(repr, sources)) or 'none'}"
     )
 
 
@@ -328,7 +251,3 @@ def _too_short(name: str, size: int, left: int, header_length: str | None) -> In
     if header_length is None:
         reason += f"; without the header {HEADER_LENGTH} the whole body is taken as JSON"
     return invalid(reason)
-
-
-def _no_shared_memory(where: str) -> InferError:
-    return unsupported(f"{where}: shared memory regions are not served yet; send the tensor in the body")

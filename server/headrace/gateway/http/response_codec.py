@@ -49,7 +49,7 @@ def encode_response(response: InferenceResponse, form: ResponseForm) -> tuple[by
             encoded.parameters = {"binary_data_size": size}
             tail.append(output.data)
             tail_size += size
-        else:
+        elif not output.in_region:
             encoded.data = unpack(output.name, output.datatype, output.shape, output.data)
         outputs.append(encoded)
     head = _encoder.encode(

@@ -1,9 +1,13 @@
-"""Which path is which endpoint. Pure: no request, no regular expression, one dictionary look-up or one split a path."""
+"""Which path is which endpoint, as one table. Pure: no request, no regular expression; a path is split once.
+
+The table is also what describes the door: which paths there are, with which methods, of which kind.
+"""
 
 from __future__ import annotations
 
 import enum
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from headrace.gateway.version import parse_version
@@ -12,107 +16,131 @@ from headrace_protocol.errors import invalid
 
 
 class Endpoint(enum.Enum):
-    """What can be asked for; the value is the methods allowed."""
+    """What can be asked for; the value is its kind, by which an operator may restrict it, and its methods."""
 
-    SERVER_METADATA = (1, "GET")
-    LIVE = (2, "GET")
-    READY = (3, "GET")
-    MODELS = (4, "GET")
-    MODEL_METADATA = (5, "GET")
-    MODEL_READY = (6, "GET")
-    MODEL_CONFIG = (7, "GET")
-    STATISTICS = (8, "GET")
-    INFER = (9, "POST")
-    INDEX = (10, "POST")
-    LOAD = (11, "POST")
-    UNLOAD = (12, "POST")
-    NOT_SERVED = (13, "GET", "POST")
-    """A known extension that this server does not have yet."""
+    LIVE = ("health", 1, "GET")
+    READY = ("health", 2, "GET")
+    MODEL_READY = ("health", 3, "GET")
+    SERVER_METADATA = ("metadata", 1, "GET")
+    MODELS = ("metadata", 2, "GET")
+    MODEL_METADATA = ("metadata", 3, "GET")
+    OPENAPI = ("metadata", 4, "GET")
+    INFER = ("inference", 1, "POST")
+    GENERATE = ("inference", 2, "POST")
+    GENERATE_STREAM = ("inference", 3, "POST")
+    MODEL_CONFIG = ("model-config", 1, "GET")
+    STATISTICS = ("statistics", 1, "GET")
+    INDEX = ("model-repository", 1, "POST")
+    LOAD = ("model-repository", 2, "POST")
+    UNLOAD = ("model-repository", 3, "POST")
+    SYSTEM_STATUS = ("shared-memory", 1, "GET")
+    SYSTEM_REGISTER = ("shared-memory", 2, "POST")
+    SYSTEM_UNREGISTER = ("shared-memory", 3, "POST")
+    CUDA_STATUS = ("shared-memory", 4, "GET")
+    CUDA_REGISTER = ("shared-memory", 5, "POST")
+    CUDA_UNREGISTER = ("shared-memory", 6, "POST")
+    TRACE = ("trace", 1, "GET", "POST")
+    LOGGING = ("logging", 1, "GET", "POST")
 
-    def __init__(self, _number: int, *methods: str) -> None:
+    def __init__(self, kind: str, _number: int, *methods: str) -> None:
+        self.kind = kind
         self.methods = methods
+        """Those that do something; HEAD goes with GET, and OPTIONS with every path."""
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """Every method that is answered, as `Allow` lists them."""
+        return ("GET", "HEAD", *self.methods[1:], "OPTIONS") if "GET" in self.methods else (*self.methods, "OPTIONS")
 
 
 class Route(NamedTuple):
-    """What a path names. `repository` is the {repo} segment of the repository API, empty where it has none."""
+    """What a path names. `repository` and `region` are empty where the path has none."""
 
     endpoint: Endpoint
     model: str = ""
     version: int = LATEST
     repository: str = ""
+    region: str = ""
 
 
-_FIXED: Final = {
-    "/v2": Route(Endpoint.SERVER_METADATA),
-    "/v2/health/live": Route(Endpoint.LIVE),
-    "/v2/health/ready": Route(Endpoint.READY),
-    "/v2/models": Route(Endpoint.MODELS),
-    "/v2/models/stats": Route(Endpoint.STATISTICS),
-    "/v2/repository/index": Route(Endpoint.INDEX),
-    "/v2/trace/setting": Route(Endpoint.NOT_SERVED),
-    "/v2/logging": Route(Endpoint.NOT_SERVED),
+def _of_model(tail: str, endpoint: Endpoint) -> dict[str, Endpoint]:
+    return {f"/v2/models/{{model}}{tail}": endpoint, f"/v2/models/{{model}}/versions/{{version}}{tail}": endpoint}
+
+
+def _of_memory(name: str, status: Endpoint, register: Endpoint, unregister: Endpoint) -> dict[str, Endpoint]:
+    actions = {"status": status, "register": register, "unregister": unregister}
+    return {
+        f"/v2/{name}{region}/{action}": endpoint
+        for action, endpoint in actions.items()
+        for region in ("", "/region/{region}")
+    }
+
+
+PATHS: Final[Mapping[str, Endpoint]] = {
+    "/v2": Endpoint.SERVER_METADATA,
+    "/v2/health/live": Endpoint.LIVE,
+    "/v2/health/ready": Endpoint.READY,
+    "/v2/models": Endpoint.MODELS,
+    "/v2/models/stats": Endpoint.STATISTICS,
+    **_of_model("", Endpoint.MODEL_METADATA),
+    **_of_model("/ready", Endpoint.MODEL_READY),
+    **_of_model("/config", Endpoint.MODEL_CONFIG),
+    **_of_model("/stats", Endpoint.STATISTICS),
+    **_of_model("/infer", Endpoint.INFER),
+    **_of_model("/generate", Endpoint.GENERATE),
+    **_of_model("/generate_stream", Endpoint.GENERATE_STREAM),
+    "/v2/models/{model}/trace/setting": Endpoint.TRACE,
+    "/v2/repository/index": Endpoint.INDEX,
+    "/v2/repository/{repository}/index": Endpoint.INDEX,
+    "/v2/repository/models/{model}/load": Endpoint.LOAD,
+    "/v2/repository/models/{model}/unload": Endpoint.UNLOAD,
+    "/v2/repository/{repository}/models/{model}/load": Endpoint.LOAD,
+    "/v2/repository/{repository}/models/{model}/unload": Endpoint.UNLOAD,
+    **_of_memory("systemsharedmemory", Endpoint.SYSTEM_STATUS, Endpoint.SYSTEM_REGISTER, Endpoint.SYSTEM_UNREGISTER),
+    **_of_memory("cudasharedmemory", Endpoint.CUDA_STATUS, Endpoint.CUDA_REGISTER, Endpoint.CUDA_UNREGISTER),
+    "/v2/trace/setting": Endpoint.TRACE,
+    "/v2/logging": Endpoint.LOGGING,
+    "/openapi.json": Endpoint.OPENAPI,
 }
-_OF_MODEL: Final = {
-    "infer": Endpoint.INFER,
-    "ready": Endpoint.MODEL_READY,
-    "config": Endpoint.MODEL_CONFIG,
-    "stats": Endpoint.STATISTICS,
-    "generate": Endpoint.NOT_SERVED,
-    "generate_stream": Endpoint.NOT_SERVED,
-}
-_OF_REPOSITORY: Final = {"load": Endpoint.LOAD, "unload": Endpoint.UNLOAD}
-_MEMORY_ACTIONS: Final = ("status", "register", "unregister")
+"""Every path of the door. A segment in braces stands for any one that is not empty; the first that matches counts."""
+
+
+class _Template:
+    """A path of the table, cut into segments."""
+
+    __slots__ = ("endpoint", "fields", "literals")
+
+    def __init__(self, path: str, endpoint: Endpoint) -> None:
+        segments = path.split("/")
+        self.endpoint = endpoint
+        self.literals = [(at, text) for at, text in enumerate(segments) if not text.startswith("{")]
+        self.fields = [(at, text[1:-1]) for at, text in enumerate(segments) if text.startswith("{")]
+
+    def matches(self, segments: list[str]) -> bool:
+        return all(segments[at] == text for at, text in self.literals) and all(segments[at] for at, _ in self.fields)
+
+    def route(self, segments: list[str]) -> Route:
+        found: dict[str, Any] = {name: decode_segment(segments[at]) for at, name in self.fields}
+        if "version" in found:
+            found["version"] = parse_version(found["version"])
+        return Route(self.endpoint, **found)
+
+
+_BY_LENGTH: Final[dict[int, list[_Template]]] = {}
+for _path, _endpoint in PATHS.items():
+    _BY_LENGTH.setdefault(_path.count("/") + 1, []).append(_Template(_path, _endpoint))
 
 
 def resolve(path: str) -> Route | None:
     """Return what the percent-encoded `path` (without query) names, None for an unknown one.
 
-    Raises InferError INVALID_ARG for a model name that is not UTF-8 and for a version that is no number.
+    Raises InferError INVALID_ARG for a name that is not UTF-8 and for a version that is no number.
     """
-    fixed = _FIXED.get(path)
-    if fixed is not None:
-        return fixed
-    match path.split("/"):
-        case ["", "v2", "models", model, *rest] if model:
-            return _model_route(model, rest)
-        case ["", "v2", "repository", *rest]:
-            return _repository_route(rest)
-        case ["", "v2", "systemsharedmemory" | "cudasharedmemory", *rest]:
-            return _memory_route(rest)
+    segments = path.split("/")
+    for template in _BY_LENGTH.get(len(segments), ()):
+        if template.matches(segments):
+            return template.route(segments)
     return None
-
-
-def _model_route(model: str, rest: list[str]) -> Route | None:
-    version = LATEST
-    if rest and rest[0] == "versions":
-        if len(rest) < 2 or not rest[1]:
-            return None
-        version = parse_version(decode_segment(rest[1]))
-        rest = rest[2:]
-    name = decode_segment(model)
-    if not rest:
-        return Route(Endpoint.MODEL_METADATA, name, version)
-    if len(rest) == 1:
-        endpoint = _OF_MODEL.get(rest[0])
-        return None if endpoint is None else Route(endpoint, name, version)
-    return Route(Endpoint.NOT_SERVED, name) if rest == ["trace", "setting"] and version == LATEST else None
-
-
-def _repository_route(rest: list[str]) -> Route | None:
-    match rest:
-        case [repository, "index"] if repository:
-            return Route(Endpoint.INDEX, repository=decode_segment(repository))
-        case ["models", model, "load" | "unload" as action] if model:
-            return Route(_OF_REPOSITORY[action], decode_segment(model))
-        case [repository, "models", model, "load" | "unload" as action] if repository and model:
-            return Route(_OF_REPOSITORY[action], decode_segment(model), repository=decode_segment(repository))
-    return None
-
-
-def _memory_route(rest: list[str]) -> Route | None:
-    if len(rest) == 3 and rest[0] == "region" and rest[1]:
-        rest = rest[2:]
-    return Route(Endpoint.NOT_SERVED) if len(rest) == 1 and rest[0] in _MEMORY_ACTIONS else None
 
 
 def decode_segment(text: str) -> str:

@@ -24,6 +24,8 @@ class HttpSettings:
     declares its length."""
     body_idle_timeout: float = 60.0
     """How long a client may pause in the middle of a body."""
+    write_idle_timeout: float = 60.0
+    """How long a client may take nothing of an answer that is there."""
     keepalive_timeout: float = 3630.0
     """How long an idle connection is kept; longer than what usual proxies keep theirs."""
     max_header_line: int = 16384

@@ -13,6 +13,7 @@ from headrace.gateway.http.compression import Coding, response_coding
 from headrace.gateway.http.request import ACCEPT_ENCODING, HttpRequest
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+LAST_CHUNK: Final = b"0\r\n\r\n"
 
 _REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
 
@@ -58,6 +59,20 @@ def head_of(answer: Answer, *, old: bool, keep_alive: bool) -> bytes:
         len(answer.body),
         _TAIL.text(),
     )
+
+
+def stream_head_of(answer: Answer, *, old: bool, keep_alive: bool) -> bytes:
+    """Return status line and headers of an answer that comes in pieces: in chunks, or for HTTP/1.0 until the close."""
+    lines = "".join([f"{name}: {value}\r\n" for name, value in (answer.headers or {}).items()])
+    if not old:
+        lines += "Transfer-Encoding: chunked\r\n"
+    head = _beginning(answer.status, answer.content_type, old, keep_alive) + lines.encode()
+    return head.removesuffix(b"\r\n") + _TAIL.text()
+
+
+def chunk_of(piece: bytes) -> bytes:
+    """Return a piece, which is not empty, as a chunk."""
+    return b"%x\r\n%b\r\n" % (len(piece), piece)
 
 
 @cache  # of a few statuses, two types and two booleans: small
