@@ -117,10 +117,11 @@ def load_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -
             source, texts = given.get(flag.name, (f"--{flag.name}", [] if flag.default is None else [flag.default]))
             values[flag.name] = _parse(flag, source, texts, problems)
     metrics = _metrics_config(values["metrics-config"], problems)
+    trace = trace_settings(values, problems, warnings)
     problems += _conflicts(values)
     if problems:
         raise UsageError(problems)
-    return _build(values, metrics, warnings)
+    return _build(values, metrics, trace, warnings)
 
 
 def _parse(flag: Flag, source: str, texts: Sequence[str], problems: list[str]) -> object:
@@ -136,7 +137,9 @@ def _parse(flag: Flag, source: str, texts: Sequence[str], problems: list[str]) -
     return parsed[-1] if parsed else None
 
 
-def _build(values: Mapping[str, Any], metrics: Mapping[str, Any], warnings: list[str]) -> ServerConfig:
+def _build(
+    values: Mapping[str, Any], metrics: Mapping[str, Any], trace: TraceSettings, warnings: list[str]
+) -> ServerConfig:
     backend_config: dict[str, dict[str, str]] = {}
     for backend, key, value in values["backend-config"]:
         backend_config.setdefault(backend, {})[key] = value
@@ -194,6 +197,7 @@ def _build(values: Mapping[str, Any], metrics: Mapping[str, Any], warnings: list
             format=values["log-format"],
             file=values["log-file"],
         ),
+        trace=trace,
         warnings=tuple(warnings),
     )
 

@@ -158,14 +158,18 @@ def setting(value: str) -> tuple[str, str]:
     return key.strip(), rest.strip().strip('"')
 
 
-def backend_setting(value: str) -> tuple[str, str, str]:
-    """Parse `<backend>,<key>=<value>`, or `<key>=<value>` for every backend (whose name is then "")."""
-    head, comma, rest = value.partition(",")
-    if not comma or "=" in head:
-        return ("", *setting(value))
-    if not head.strip():
-        raise ValueError(f"expected <backend>,<key>=<value>, got {value!r}")
-    return (head.strip(), *setting(rest))
+def scoped_setting(scope: str) -> Callable[[str], tuple[str, str, str]]:
+    """Return a parser of `<scope>,<key>=<value>`, or `<key>=<value>` for every scope (whose name is then "")."""
+
+    def parse(value: str) -> tuple[str, str, str]:
+        head, comma, rest = value.partition(",")
+        if not comma or "=" in head:
+            return ("", *setting(value))
+        if not head.strip():
+            raise ValueError(f"expected <{scope}>,<key>=<value>, got {value!r}")
+        return (head.strip(), *setting(rest))
+
+    return parse
 
 
 _PORT = integer(0, 65535)
@@ -229,7 +233,7 @@ SERVED = (
     _served("backend-restart-window-secs", seconds(1), "300", "the window in which crashes count", "SECONDS"),
     _served(
         "backend-config",
-        backend_setting,
+        scoped_setting("backend"),
         None,
         "<backend>,<key>=<value>; without a backend: for all",
         "SETTING",
@@ -326,7 +330,7 @@ SERVED = (
     ),
     _served(
         "trace-config",
-        backend_setting,
+        scoped_setting("mode"),
         None,
         "level=LEVEL, rate=N, count=N, triton,file=FILE, triton,log-frequency=N",
         "SETTING",

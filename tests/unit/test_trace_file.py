@@ -12,7 +12,7 @@ import pytest
 
 from headrace.observability import trace_file
 from headrace.observability.trace import MAX_EVENTS, MAX_TENSOR_BYTES, Trace, TraceRecord, lines
-from headrace.observability.trace_file import MAX_HELD, MAX_HELD_BYTES, TraceFile, problem_of_path
+from headrace.observability.trace_file import MAX_HELD, MAX_HELD_BYTES, TraceFile
 from headrace_protocol import datatype as dt
 
 BOTH = ("TIMESTAMPS", "TENSORS")
@@ -255,16 +255,10 @@ def test_only_a_plain_file_is_written_to(path, tmp_path, kind, caplog):
         os.mkfifo(path)
     else:
         path.mkdir()
-    assert "no plain file" in problem_of_path(str(path))
     assert written(path, [record()]).lost == 1
     assert target.read_text() == "kept"
     assert not (tmp_path / "nowhere").exists()
     assert "traces are lost: they cannot be written to" in caplog.text
-
-
-def test_what_speaks_against_a_path_is_said_before(tmp_path):
-    assert problem_of_path(str(tmp_path / "new.json")) == ""
-    assert "is no folder" in problem_of_path(str(tmp_path / "missing" / "trace.json"))
 
 
 def test_a_failed_write_leaves_the_traces_before_it_and_later_ones_follow(path, monkeypatch, caplog):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from headrace.types import InferenceRequest
 from headrace_protocol.errors import invalid
+
+if TYPE_CHECKING:  # the table of options takes the pattern from here, and help is to be told at once: no numpy
+    from headrace.types import InferenceRequest
 
 _RESERVED: Final = frozenset(
     ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")

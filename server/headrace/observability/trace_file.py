@@ -12,7 +12,6 @@ import stat
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from headrace.observability.trace import TraceRecord, lines
@@ -32,22 +31,6 @@ MAX_HELD_BYTES: Final = 64 << 20
 _HEAD: Final = b"[\n"
 _BETWEEN: Final = b",\n"
 _TAIL: Final = b"\n]\n"
-
-
-def problem_of_path(path: str) -> str:
-    """Return why traces could not be written to `path`; "" where nothing speaks against it."""
-    folder = Path(path).parent
-    if not folder.is_dir():
-        return f"{str(folder)!r} is no folder"
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return f"the folder {str(folder)!r} cannot be written to"
-    try:
-        status = os.lstat(path)
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        return f"{path!r}: {error.strerror}"
-    return "" if stat.S_ISREG(status.st_mode) else f"{path!r} is there already, and no plain file"
 
 
 class TraceFile:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from headrace.planes import Setting
 from headrace_protocol.errors import InferError, invalid, unsupported
 
 LEVELS: Final = ("TIMESTAMPS", "TENSORS")
@@ -183,7 +182,7 @@ class _Scope:
     sampler: Sampler
 
 
-def shown(sampler: Sampler, file: str) -> dict[str, Setting]:
+def shown(sampler: Sampler, file: str) -> dict[str, str | list[str]]:
     """Return settings as the protocol shows them."""
     values = sampler.values
     return {
