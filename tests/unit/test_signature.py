@@ -86,6 +86,15 @@ def test_an_optional_input_may_be_left_out_but_not_all_of_them() -> None:
         signature.prepare(request())
 
 
+@pytest.mark.parametrize("datatype", ["FP32", "BYTES"])
+def test_dimensions_beside_a_zero_are_bounded_for_no_byte_is_sent_for_them(datatype: str) -> None:
+    rank_3 = ModelSignature(model([tensor("A", datatype, -1, -1, -1)], [tensor("S", datatype, -1)]), 1)
+    assert rank_3.prepare(request(given("A", (2**20, 0, 2**20), datatype, b""))).rows == 1
+    with pytest.raises(InferError, match="'A' has no elements.*above 1099511627776") as caught:
+        rank_3.prepare(request(given("A", (2**20, 0, 2**20 + 1), datatype, b"")))
+    assert caught.value.code is ErrorCode.INVALID_ARG
+
+
 def test_strings_are_counted() -> None:
     signature = ModelSignature(model([tensor("A", "BYTES", -1)], []), 1)
     signature.prepare(request(given("A", (2,), "BYTES", encode_bytes([b"a", b""]))))

@@ -7,6 +7,7 @@ tensor that a backend returns against the configuration, so that what leaves the
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Final
 
 from headrace.instances.regions import RequestRegions
 from headrace.repository.model_config import ModelConfig, TensorConfig
@@ -15,6 +16,9 @@ from headrace_protocol.arena import ALIGNMENT
 from headrace_protocol.datatype import BYTES, DataType, check_bytes, element_count
 from headrace_protocol.errors import ErrorCode, FailureReason, InferError, invalid
 from headrace_protocol.tensor import Tensor
+
+MAX_EXTENT: Final = 1 << 40
+"""Product of the dimensions beside a 0, of which no byte is sent: above it, arrays of whole batches overflow."""
 
 
 class TensorPlan:
@@ -232,6 +236,11 @@ class ModelSignature:
         for dim in shape:
             if dim < 0:
                 raise invalid(f"input '{plan.name}' has the negative dimension {dim} in its shape {list(shape)}")
+        if 0 in shape and not _within_extent(shape):
+            raise invalid(
+                f"input '{plan.name}' has no elements, but the dimensions beside the 0 of its shape {list(shape)} "
+                f"have a product above {MAX_EXTENT}"
+            )
         if plan.datatype is BYTES:
             if tensor.region is not None:
                 return  # GPU memory, which only the backend can read
@@ -328,6 +337,15 @@ class ModelSignature:
             return None
         got = {output.name for output in outputs}
         return self.missing_output(next(p.name for p in self.outputs if p.name not in got), sorted(got))
+
+
+def _within_extent(shape: Sequence[int]) -> bool:
+    extent = 1
+    for dim in shape:
+        extent *= dim or 1
+        if extent > MAX_EXTENT:
+            return False
+    return True
 
 
 def _names(plans: Sequence[TensorPlan]) -> list[str]:

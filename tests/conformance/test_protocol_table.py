@@ -1,0 +1,78 @@
+"""Every row of the protocol's table, at every door that has it, with the stock clients, against real servers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.table import arrays, health, http_bodies, models, parameters, refusals
+from conformance.table.asking import asking
+from conformance.table.cases import Case, judge, table
+from harness import RunningServer, running
+
+FLAGS = (
+    *("--model-control-mode=explicit", "--exit-on-error=false", "--strict-readiness=false"),
+    *(f"--load-model={name}" for name in models.LOADED),
+)
+
+
+@pytest.fixture(scope="module")
+def open_ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+    """Return the client of a door of the server with these flags: the same one each time, for the whole module."""
+    repository: Path = tmp_path_factory.mktemp("models")
+    models.write(repository)
+    servers: dict[tuple[str, ...], RunningServer | BaseException] = {}
+    opened: dict[tuple[str, ...], Any] = {}
+    with contextlib.ExitStack() as stack:
+
+        def open_one(door: str, *flags: str) -> Any:
+            if door == "grpcio":
+                flags = (*flags, "--grpc-transport=grpcio")
+            if flags not in servers:
+                try:
+                    servers[flags] = stack.enter_context(running(repository, *flags))
+                except BaseException as error:
+                    servers[flags] = error  # it is not tried again for each row
+            server = servers[flags]
+            if isinstance(server, BaseException):
+                raise server
+            if (door, *flags) not in opened:
+                opened[door, *flags] = stack.enter_context(asking(server, door))
+            return opened[door, *flags]
+
+        yield open_one
+
+
+@pytest.fixture
+def ask(door: str, open_ask: Callable[..., Any]) -> Any:
+    """A client of the door at hand, of the server that most of the table runs against."""
+    return open_ask(door, *FLAGS)
+
+
+@table(health.CASES)
+def test_health_and_names(ask: Any, case: Case) -> None:
+    judge(ask, case)
+
+
+@table(arrays.CASES)
+def test_tensors(ask: Any, case: Case) -> None:
+    judge(ask, case)
+
+
+@table(refusals.CASES)
+def test_refused_inferences(ask: Any, case: Case) -> None:
+    judge(ask, case)
+
+
+@table(parameters.CASES)
+def test_parameters_and_classes(ask: Any, case: Case) -> None:
+    judge(ask, case)
+
+
+@table(http_bodies.CASES)
+def test_bodies_over_http(ask: Any, case: Case) -> None:
+    judge(ask, case)
