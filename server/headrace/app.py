@@ -33,6 +33,7 @@ from headrace.observability import logging as log_setup
 from headrace.observability.metrics import BackendProcess, MetricsCollector, MetricsServer, ModelMetrics
 from headrace.observability.statistics import FIRST_RESPONSE_BOUNDS_MS, FIRST_RESPONSE_FAMILY, ModelStatistics
 from headrace.observability.tables import models_table
+from headrace.observability.tracing import Tracer
 from headrace.repository.config_loading import Completion
 from headrace.repository.model_config import ModelConfig
 from headrace.repository.registry import ModelRegistry
@@ -40,7 +41,6 @@ from headrace.repository.uploads import UploadStore
 from headrace.repository.watcher import RepositoryWatcher
 from headrace.shared_memory import MAX_REGIONS, RegionTable
 from headrace.types import ServerMetadata
-from headrace.unserved import UnservedTrace
 from headrace_protocol.errors import InferError
 
 _log = logging.getLogger("headrace")
@@ -142,13 +142,16 @@ class Server:
         gpus = gpu_count()
         metadata = ServerMetadata(config.id, __version__, (*EXTENSIONS, *(["cuda_shared_memory"] if gpus else [])))
         self._memory = _region_table(config, gpus)
-        self._data = RegistryDataPlane(self._registry, metadata, self._memory, strict_readiness=config.strict_readiness)
+        self._tracer = Tracer(config.trace.values, config.trace.file, self._registry.get, clock)
+        self._data = RegistryDataPlane(
+            self._registry, metadata, self._memory, self._tracer, strict_readiness=config.strict_readiness
+        )
         self._uploads = UploadStore(config.model_upload_byte_size)
         self._control = RegistryControlPlane(
             self._registry,
             config.control_mode,
             memory=self._memory,
-            trace=UnservedTrace(),
+            trace=self._tracer,
             log=log_setup.LogControl(config.log),
             uploads=self._uploads if config.allow_model_upload else None,
         )
@@ -164,7 +167,7 @@ class Server:
         self._check_repositories()
         self._listen_for_signals()
         await asyncio.to_thread(self._uploads.remove_leftovers)
-        async with memory.giving_back_when_idle(lambda: self._data.requests), self._doors():
+        async with memory.giving_back_when_idle(lambda: self._data.requests), self._tracing(), self._doors():
             try:
                 await self._load()
                 if not self._stop.is_set():
@@ -181,6 +184,14 @@ class Server:
         for path in self._config.model_repositories:
             if not Path(path).is_dir():
                 raise StartError(f"the model repository {path} is not a folder")
+
+    @contextlib.asynccontextmanager
+    async def _tracing(self) -> AsyncIterator[None]:
+        self._tracer.start()
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(self._tracer.close)
 
     @contextlib.asynccontextmanager
     async def _doors(self) -> AsyncIterator[None]:

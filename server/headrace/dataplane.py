@@ -10,6 +10,7 @@ from typing import Final
 from headrace import classification
 from headrace.instances.regions import RequestRegions
 from headrace.instances.served_model import ServedModel
+from headrace.observability.tracing import Tracer
 from headrace.repository.registry import ModelRegistry
 from headrace.scheduling.driver import Outcome, Pending
 from headrace.shared_memory import RegionTable
@@ -37,6 +38,8 @@ EXTENSIONS = (
     "system_shared_memory",
     "parameters",
     "statistics",
+    "trace",
+    "logging",
 )
 
 
@@ -152,11 +155,13 @@ class RegistryDataPlane:
         registry: ModelRegistry[ServedModel],
         metadata: ServerMetadata,
         memory: RegionTable | None = None,
+        tracer: Tracer | None = None,
         *,
         strict_readiness: bool,
     ) -> None:
         self._registry = registry
         self._memory = RegionTable(enabled=False) if memory is None else memory
+        self._tracer = Tracer.off() if tracer is None else tracer
         self._metadata = metadata
         self._strict = strict_readiness
         self._exiting = False
@@ -229,6 +234,8 @@ class RegistryDataPlane:
             regions = self._memory.resolve(request)
             prepared = model.signature.prepare(request, regions)
             classes = _classes(model, request) if request.outputs else None
+            if self._tracer.active:
+                request.trace = self._tracer.pick(request, model.name, model.version)
             inference = Inference(self, model, classes, done)
             inference.pending = model.driver.submit(prepared, inference.finish)
         except BaseException:
@@ -248,6 +255,8 @@ class RegistryDataPlane:
                 raise unsupported(f"model '{model.name}' is decoupled: its outputs cannot go into GPU memory")
             prepared = model.signature.prepare(request, regions)
             classes = _classes(model, request) if request.outputs else None
+            if self._tracer.active:
+                request.trace = self._tracer.pick(request, model.name, model.version)
             stream = Stream(self, model, classes, on_outcome)
             stream.pending = model.driver.submit(prepared, stream.deliver)
         except BaseException:

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from headrace.observability.trace import Trace
 from headrace_protocol.datatype import Buffer, DataType
 
 Parameter = str | int | bool | float
@@ -82,6 +83,7 @@ class InferenceRequest:
         "raw_body",
         "received_ns",
         "timeout_us",
+        "trace",
         "trace_context",
     )
 
@@ -106,6 +108,8 @@ class InferenceRequest:
         """A raw binary request: the whole body is the model's one input, name and shape to be deduced."""
         self.trace_context: str | None = None
         """W3C traceparent, as received."""
+        self.trace: Trace | None = None
+        """Set by the data plane where the request is traced."""
 
 
 class OutputTensor:
@@ -134,7 +138,7 @@ class InferenceResponse:
     The responses of a stream count as unread until they are released; a model that is too far ahead has to wait.
     """
 
-    __slots__ = ("_release", "empty", "final", "id", "model_name", "model_version", "outputs", "parameters")
+    __slots__ = ("_release", "empty", "final", "id", "model_name", "model_version", "outputs", "parameters", "trace")
 
     def __init__(
         self,
@@ -153,6 +157,8 @@ class InferenceResponse:
         """Whether the request has no further response."""
         self.empty = False
         """Whether it only says that a decoupled model has come to its end: no outputs, and `final`."""
+        self.trace: Trace | None = None
+        """That of its request: whoever sends the response notes that down."""
         self._release = release
 
     def on_release(self, callback: Callable[[], None]) -> None:

@@ -8,12 +8,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from headrace.clock import Clock
-from headrace.observability.trace import QUEUE_INPUT, REQUEST_START, Trace, TraceRecord
+from headrace.clock import Clock, SystemClock
+from headrace.observability.trace import (
+    BACKEND_OUTPUT,
+    INFER_RESPONSE_COMPLETE,
+    QUEUE_INPUT,
+    REQUEST_END,
+    REQUEST_START,
+    Trace,
+    TraceRecord,
+)
 from headrace.observability.trace_file import TraceFile
 from headrace.observability.trace_settings import TraceBook, TraceValues, shown
 from headrace.planes import Setting
-from headrace.types import InferenceRequest
+from headrace.types import InferenceRequest, InferenceResponse
 from headrace_protocol.errors import ErrorCode, InferError
 
 _log = logging.getLogger(__name__)
@@ -37,6 +45,11 @@ class Tracer:
         """Requests traced so far."""
         self.skipped = 0
         """Requests that were to be traced, where too many traces were waiting to be written."""
+
+    @classmethod
+    def off(cls) -> Tracer:
+        """Return one that never traces anything."""
+        return cls(TraceValues(), "", lambda name: name, SystemClock())
 
     @property
     def lost(self) -> int:
@@ -111,3 +124,19 @@ class Tracer:
             data = tensor.data if tensor.region is None else None
             trace.tensor(QUEUE_INPUT, tensor.name, tensor.datatype, tensor.shape, data)
         return trace
+
+
+def trace_response(trace: Trace, response: InferenceResponse) -> None:
+    """Note a response down. It holds the trace from here on."""
+    trace.mark(INFER_RESPONSE_COMPLETE)
+    for output in response.outputs:
+        data = None if output.in_region else output.data
+        trace.tensor(BACKEND_OUTPUT, output.name, output.datatype, output.shape, data)
+    response.trace = trace
+
+
+def trace_end(trace: Trace, outcome: InferenceResponse | InferError | None) -> None:
+    """Note the end of a request down, with its last response; None where nobody waits for that any more."""
+    if isinstance(outcome, InferenceResponse):
+        trace_response(trace, outcome)
+    trace.mark(REQUEST_END)

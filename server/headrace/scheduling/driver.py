@@ -16,6 +16,8 @@ from headrace.instances.model_process import ModelProcess, Results
 from headrace.instances.payload import Payload, UnreadableInputError
 from headrace.instances.signature import ModelSignature, PreparedRequest
 from headrace.observability.statistics import ModelStatistics
+from headrace.observability.trace import QUEUE_START, REQUEST_END
+from headrace.observability.tracing import trace_end, trace_response
 from headrace.scheduling.ordering import OrderedRelease
 from headrace.scheduling.scheduler import QueuedRequest, Scheduler
 from headrace.types import InferenceResponse
@@ -119,9 +121,13 @@ class SchedulerDriver:
         request = prepared.request
         item = QueuedRequest(pending, prepared.rows, prepared.shape_key, request.priority, request.timeout_us)
         pending.item = item
+        if request.trace is not None:
+            request.trace.mark(QUEUE_START, now)
         try:
             self._enqueue(item, now)
         except InferError as error:
+            if request.trace is not None:
+                request.trace.mark(REQUEST_END)
             self._statistics.record_failure(error.reason, now - request.received_ns)
             raise
         if self._ordering is not None:
@@ -285,8 +291,12 @@ class SchedulerDriver:
                 )
             else:
                 outcome = result
+            request = pending.prepared.request
+            if request.trace is not None and done is not None:
+                request.trace.computed(
+                    pending.started_ns, done.compute_input_ns, done.compute_infer_ns, done.compute_output_ns
+                )
             if isinstance(outcome, InferenceResponse) and done is not None and pending.done is not None:
-                request = pending.prepared.request
                 statistics.record_success(
                     pending.prepared.rows,
                     now - request.received_ns,
@@ -308,11 +318,15 @@ class SchedulerDriver:
             if isinstance(outcome, InferenceResponse) and pending.done is not None:
                 self._count_stream(pending, now)
             pending.process = None
+            if pending.prepared.request.trace is not None:
+                pending.prepared.request.trace.computed(pending.started_ns, 0, now - pending.started_ns, 0)
             self._complete(pending, outcome)
         elif pending.done is None:
             outcome.release()
         else:
             outcome.id = pending.prepared.request.id
+            if pending.prepared.request.trace is not None:
+                trace_response(pending.prepared.request.trace, outcome)
             self._hand_over(pending.done, outcome)
 
     def _count_response(self, pending: Pending, outcome: Outcome, now: int) -> None:
@@ -359,6 +373,8 @@ class SchedulerDriver:
         if pending.prepared.regions is not None:
             pending.prepared.regions.drop()
         done, pending.done = pending.done, None
+        if pending.prepared.request.trace is not None:
+            trace_end(pending.prepared.request.trace, None if done is None else outcome)
         if isinstance(outcome, InferenceResponse):
             if done is None:
                 self._statistics.record_failure(FailureReason.CANCELED, self._age(pending))
