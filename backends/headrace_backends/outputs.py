@@ -88,7 +88,10 @@ class OutputSpace:
 
 
 class FrameSpace:
-    """Takes the outputs of one frame of a stream: small ones into the message, others into a SpillFile."""
+    """Takes the outputs of one frame of a stream: small ones into the message, others into a SpillFile.
+
+    A context manager: at its end the descriptor is closed, sent or not.
+    """
 
     def __init__(self) -> None:
         self._inline = 0
@@ -112,7 +115,13 @@ class FrameSpace:
             mapping[:] = data
         return Tensor(name, datatype.name, array.shape, TensorRef(offset, nbytes, 0))
 
-    def take_descriptors(self) -> list[int]:
-        """Return the descriptors that must travel with the frame; the caller closes them."""
-        spill, self._spill = self._spill, None
-        return [] if spill is None else [spill.seal()]
+    def descriptors(self) -> list[int]:
+        """Return the descriptors that must travel with the frame. Nothing can be placed afterwards."""
+        return [] if self._spill is None else [self._spill.seal()]
+
+    def __enter__(self) -> FrameSpace:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._spill is not None:
+            os.close(self._spill.fd)

@@ -5,8 +5,6 @@ Knows nothing of sockets; an Outlet takes what is to be sent. Everything here ma
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Final, NamedTuple, Protocol
@@ -152,11 +150,12 @@ class StreamingBatch(Batch):
                 changed.wait_for(lambda: index not in self._paused or index in self._cancelled)
         if index in self._cancelled and index in self._unfinished:
             raise cancelled()
-        space = FrameSpace()
-        _send([(self, self._response(StreamResponse(request, outputs, parameters, final), space))], space)
+        with FrameSpace() as space:
+            response = self._response(StreamResponse(request, outputs, parameters, final), space)
+            _send([(self, response)], space.descriptors())
 
     def _answer(self, response: Response) -> None:
-        _send([(self, response)], FrameSpace())
+        _send([(self, response)], ())
 
     def _response(self, part: StreamResponse, space: FrameSpace) -> Response:
         """Place the outputs of one response in `space`."""
@@ -166,18 +165,12 @@ class StreamingBatch(Batch):
                 raise internal("a response without outputs that is not final")
             return Response(index, parameters=part.parameters, empty=True)
         wanted = self._message.outputs if part.request.wanted is None else part.request.wanted
-        started = time.perf_counter_ns()
         outputs = tuple(
             space.place(name, array, self._model.datatypes)
             for name, array in part.outputs.items()
             if wanted is None or name in wanted
         )
-        self.output_ns += time.perf_counter_ns() - started
         return Response(index, outputs, None, part.parameters, part.final)
-
-    def _check_open(self, index: int) -> None:
-        if index not in self._unfinished:
-            raise internal(f"a response after the last one of request {index} of the batch")
 
     def _note(self, response: Response) -> None:
         self._begun.add(response.request)
@@ -192,9 +185,8 @@ def send_many(responses: Sequence[StreamResponse]) -> None:
     request is not sent; `final` ends that request all the same. Raises INTERNAL, sending nothing, where one response
     cannot be sent.
     """
-    space = FrameSpace()
     parts: list[tuple[StreamingBatch, Response]] = []
-    try:
+    with FrameSpace() as space:
         for part in responses:
             batch = part.request._batch
             if not isinstance(batch, StreamingBatch):
@@ -203,42 +195,29 @@ def send_many(responses: Sequence[StreamResponse]) -> None:
                 parts.append((batch, batch._response(part, space)))
             elif part.final:
                 parts.append((batch, batch._ending(part.request.index, None)))
-    except BaseException:
-        _close(space.take_descriptors())
-        raise
-    if parts:
-        _send(parts, space)
+        if parts:
+            _send(parts, space.descriptors())
 
 
-def _send(parts: Sequence[tuple[StreamingBatch, Response]], space: FrameSpace) -> None:
+def _send(parts: Sequence[tuple[StreamingBatch, Response]], descriptors: Sequence[int]) -> None:
     """Send one frame, unless a response in it follows the last one of its request."""
-    descriptors = space.take_descriptors()
     outlet = parts[0][0]._outlet
     ending: set[tuple[int, int]] = set()
     by_batch: dict[StreamingBatch, list[Response]] = {}
-    try:
-        with outlet.sending:
-            for batch, response in parts:
-                batch._check_open(response.request)
-                key = (batch.number, response.request)
-                if key in ending:
-                    raise internal(f"a response after the last one of request {response.request} of the batch")
-                if response.final:
-                    ending.add(key)
-                by_batch.setdefault(batch, []).append(response)
-            for batch, response in parts:
-                batch._note(response)
-            outlet.send([Responses(batch.number, None, tuple(own)) for batch, own in by_batch.items()], descriptors)
-    finally:
-        _close(descriptors)
+    with outlet.sending:
+        for batch, response in parts:
+            key = (batch.number, response.request)
+            if response.request not in batch._unfinished or key in ending:
+                raise internal(f"a response after the last one of request {response.request} of the batch")
+            if response.final:
+                ending.add(key)
+            by_batch.setdefault(batch, []).append(response)
+        for batch, response in parts:
+            batch._note(response)
+        outlet.send([Responses(batch.number, None, tuple(own)) for batch, own in by_batch.items()], descriptors)
     for batch in by_batch:
         if not batch.open:
             outlet.closed(batch)
-
-
-def _close(descriptors: Sequence[int]) -> None:
-    for fd in descriptors:
-        os.close(fd)
 
 
 def _rows(request: BatchRequest) -> slice:

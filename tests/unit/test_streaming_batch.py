@@ -280,6 +280,20 @@ def test_send_many_sends_nothing_where_one_response_cannot_be_sent(model: Loaded
     assert batch.open
 
 
+def test_a_response_that_cannot_be_sent_leaves_no_descriptor_behind(model: LoadedModel) -> None:
+    def descriptors() -> int:
+        return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+    (request,) = opened(model).requests
+    large, wrong = np.zeros((1, INLINE_BYTES), np.float32), np.zeros(1, np.complex64)
+    before = descriptors()
+    refused(lambda: request.send({"OUTPUT0": large, "OUTPUT1": wrong}))
+    refused(lambda: send_many([StreamResponse(request, {"OUTPUT0": large}), StreamResponse(request)]))
+    assert descriptors() == before
+    request.send({"OUTPUT0": large})
+    assert descriptors() == before
+
+
 def test_a_batch_answered_as_a_whole_gives_each_open_request_its_rows(model: LoadedModel) -> None:
     def whole(batch: Batch) -> None:
         batch.requests[1].complete()
