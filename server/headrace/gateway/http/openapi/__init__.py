@@ -1,0 +1,1 @@
+"""The description of the HTTP door as an OpenAPI document."""
