@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 OUT = ROOT / "headrace_protocol" / "_generated"
-NAMES = ("model_config", "grpc_service")
+NAMES = ("model_config", "grpc_service", "health", "reflection")
 
 
 def generate(into: Path) -> None:

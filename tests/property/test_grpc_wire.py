@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.gateway.grpc import codec
+from headrace.gateway.grpc import request_codec as codec
 from headrace.gateway.grpc.wire import byte_count, encode_varint, frame_outputs, split_raw
 from headrace_protocol._generated import grpc_service_pb2 as pb
 from headrace_protocol.errors import InferError

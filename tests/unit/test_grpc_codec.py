@@ -3,9 +3,15 @@
 import numpy as np
 import pytest
 
-from headrace.gateway.grpc import codec
-from headrace.gateway.grpc.codec import decode_infer, encode_infer
-from headrace.types import LATEST, SEQUENCE_END, SEQUENCE_START, InferenceResponse, OutputTensor
+from headrace.gateway.grpc import request_codec as codec
+from headrace.gateway.grpc.request_codec import decode_infer
+from headrace.gateway.grpc.response_codec import (
+    encode_infer,
+    encode_stream_end,
+    encode_stream_error,
+    encode_stream_response,
+)
+from headrace.types import LATEST, SEQUENCE_END, SEQUENCE_START, InferenceResponse, OutputTensor, RegionRef
 from headrace_protocol import datatype as dt
 from headrace_protocol._generated import grpc_service_pb2 as pb
 from headrace_protocol.errors import ErrorCode, InferError
@@ -123,7 +129,7 @@ BAD_INPUTS = {
         message(inputs=[tensor("A"), tensor("B")], raw_input_contents=[bytes(8)] * 3),
         "'A', 'B'",
     ),
-    "raw entries for no input": (message(inputs=[]), "1 entries for 0 inputs"),
+    "raw entries for no input": (message(inputs=[]), "has 1 entries, expected 0"),
     "no data": (message(raw_input_contents=[]), "'X'"),
     "empty contents": (typed("FP32", [2]), "contents.fp32_contents, got none"),
     "wrong field for the datatype": (typed("INT64", [2], fp32_contents=[1, 2]), "contents.int64_contents"),
@@ -162,17 +168,106 @@ def test_too_many_inputs_are_refused():
     assert "at most" in refusal(request).message
 
 
-@pytest.mark.parametrize("where", ["inputs", "outputs"])
-def test_shared_memory_is_refused_as_unsupported(where):
-    parameters = {"shared_memory_region": pb.InferParameter(string_param="r")}
-    request = (
-        message(inputs=[tensor(parameters=parameters)], raw_input_contents=[])
-        if where == "inputs"
-        else message(outputs=[output(shared_memory_region={"string_param": "r"})])
+def region(name="r", nbytes=8, offset=None):
+    values = {"shared_memory_region": {"string_param": name}, "shared_memory_byte_size": {"int64_param": nbytes}}
+    if offset is not None:
+        values["shared_memory_offset"] = {"int64_param": offset}
+    return values
+
+
+def in_region(name="X", values=None, **fields):
+    parameters = {key: pb.InferParameter(**value) for key, value in (values or region()).items()}
+    return tensor(name, parameters=parameters, **fields)
+
+
+def test_an_input_in_shared_memory_names_its_range_and_has_no_data():
+    request = decode(message(inputs=[in_region(values=region("ré", 2**40, 2**62))], raw_input_contents=[]))
+    (one,) = request.inputs
+    assert (one.region, bytes(one.data)) == (RegionRef("ré", 2**62, 2**40), b"")
+
+
+def test_an_offset_is_zero_where_none_is_given():
+    assert decode(message(inputs=[in_region()], raw_input_contents=[])).inputs[0].region == RegionRef("r", 0, 8)
+
+
+@pytest.mark.parametrize("size", [8, 100_000])
+def test_inputs_in_shared_memory_take_no_raw_entry(size):
+    """Large and small messages are read by different code."""
+    data = [b"a" * size, b"c" * size]
+    request = decode(
+        message(
+            inputs=[
+                in_region("S"),
+                tensor("A", "UINT8", (size,)),
+                in_region("B"),
+                tensor("C", "UINT8", (size,)),
+            ],
+            raw_input_contents=data,
+        )
     )
-    error = refusal(request)
-    assert error.code is ErrorCode.UNSUPPORTED
-    assert "not served yet" in error.message
+    assert [(one.name, bytes(one.data), one.region is not None) for one in request.inputs] == [
+        ("S", b"", True),
+        ("A", data[0], False),
+        ("B", b"", True),
+        ("C", data[1], False),
+    ]
+
+
+def test_typed_contents_and_shared_memory_may_stand_beside_each_other():
+    inputs = [in_region("A"), tensor("B", "BOOL", (1,), contents=pb.InferTensorContents(bool_contents=[True]))]
+    request = decode(message(inputs=inputs, raw_input_contents=[]))
+    assert [bytes(one.data) for one in request.inputs] == [b"", b"\1"]
+
+
+def test_an_output_may_go_to_shared_memory():
+    request = decode(message(outputs=[output("A", **region("r", 16, 4), k={"bool_param": True}), output("B")]))
+    assert [(one.name, one.region, one.parameters) for one in request.outputs] == [
+        ("A", RegionRef("r", 4, 16), {"k": True}),
+        ("B", None, None),
+    ]
+
+
+BAD_REGIONS = {
+    "offset without region": ({"shared_memory_offset": {"int64_param": 0}}, "'shared_memory_offset'"),
+    "size without region": ({"shared_memory_byte_size": {"int64_param": 8}}, "'shared_memory_byte_size'"),
+    "region without size": ({"shared_memory_region": {"string_param": "r"}}, "'shared_memory_byte_size'"),
+    "region a number": (region() | {"shared_memory_region": {"int64_param": 1}}, "takes a string_param"),
+    "region without a name": (region(""), "empty text"),
+    "size a string": (region() | {"shared_memory_byte_size": {"string_param": "8"}}, "takes an int64_param"),
+    "size unsigned": (region() | {"shared_memory_byte_size": {"uint64_param": 8}}, "takes an int64_param"),
+    "size negative": (region(nbytes=-1), "got -1"),
+    "offset a bool": (region() | {"shared_memory_offset": {"bool_param": True}}, "takes an int64_param"),
+    "offset without a value": (region() | {"shared_memory_offset": {}}, "got no value"),
+    "offset negative": (region(offset=-(2**63)), "got -9223372036854775808"),
+}
+
+
+@pytest.mark.parametrize(("values", "said"), BAD_REGIONS.values(), ids=BAD_REGIONS.keys())
+@pytest.mark.parametrize("where", ["input", "output"])
+def test_a_bad_range_of_shared_memory_is_refused_by_name(where, values, said):
+    fields = {"inputs": [in_region("T", values)]} if where == "input" else {"outputs": [output("T", **values)]}
+    error = refusal(message(**({"raw_input_contents": []} | fields)))
+    assert error.code is ErrorCode.INVALID_ARG
+    assert f"{where} 'T'" in error.message
+    assert said in error.message
+
+
+@pytest.mark.parametrize("contents", [{}, {"fp32_contents": [1, 2]}])
+def test_contents_beside_shared_memory_are_refused(contents):
+    inputs = [in_region("T", contents=pb.InferTensorContents(**contents))]
+    assert "input 'T' has contents" in refusal(message(inputs=inputs, raw_input_contents=[])).message
+
+
+def test_a_raw_entry_for_an_input_in_shared_memory_is_refused():
+    error = refusal(message(inputs=[in_region("S"), tensor("A")], raw_input_contents=[bytes(8), bytes(8)]))
+    assert "has 2 entries, expected 1" in error.message
+    assert "'A'" in error.message
+
+
+def test_classes_do_not_go_to_shared_memory():
+    error = refusal(message(outputs=[output("A", **region(), classification={"int64_param": 1})]))
+    assert error.code is ErrorCode.INVALID_ARG
+    assert "output 'A'" in error.message
 
 
 def test_parameters_that_nobody_reserves_reach_the_model_with_their_types():
@@ -227,8 +322,10 @@ def test_timeout_is_in_microseconds():
     assert decode(with_parameter("timeout", int64_param=2500)).timeout_us == 2500
 
 
-def test_the_empty_final_switch_is_accepted_and_not_passed_on():
-    assert decode(with_parameter("triton_enable_empty_final_response", bool_param=True)).parameters is None
+@pytest.mark.parametrize("value", [True, False])
+def test_the_empty_final_switch_is_no_parameter_of_the_model(value):
+    request = decode(with_parameter("triton_enable_empty_final_response", bool_param=value))
+    assert (request.empty_final, request.parameters) == (value, None)
 
 
 BAD_PARAMETERS = {
@@ -347,3 +444,51 @@ def test_a_response_above_the_limit_is_refused_with_both_sizes():
     with pytest.raises(InferError, match=f"{size} bytes, above the {size - 1}") as caught:
         encode_infer(response(), size - 1)
     assert caught.value.code is ErrorCode.INVALID_ARG
+
+
+def test_an_output_in_shared_memory_has_an_empty_raw_entry():
+    outputs = [
+        OutputTensor("A", dt.FP32, (2,), b"", in_region=True),
+        OutputTensor("B", dt.UINT8, (1,), b"b"),
+        OutputTensor("C", dt.FP32, (2,), b"", in_region=True),
+    ]
+    answer = pb.ModelInferResponse.FromString(encode_infer(InferenceResponse("m", 1, outputs), LIMIT))
+    assert [one.name for one in answer.outputs] == ["A", "B", "C"]
+    assert list(answer.raw_output_contents) == [b"", b"b", b""]
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_a_response_of_a_stream_tells_whether_it_is_the_last(final):
+    one = response(parameters={"k": 1, "triton_final_response": "the model's own"})
+    one.final = final
+    message_ = pb.ModelStreamInferResponse.FromString(encode_stream_response(one, "id", LIMIT))
+    assert message_.error_message == ""
+    answer = message_.infer_response
+    assert (answer.model_name, answer.model_version, answer.id) == ("m", "3", "id")
+    assert answer.parameters["triton_final_response"] == pb.InferParameter(bool_param=final)
+    assert answer.parameters["k"].int64_param == 1
+    assert list(answer.raw_output_contents) == [bytes(8)]
+
+
+def test_a_response_of_a_stream_above_the_limit_is_refused():
+    size = len(encode_stream_response(response(), "id", LIMIT))
+    assert len(encode_stream_response(response(), "id", size)) == size
+    with pytest.raises(InferError, match=f"{size} bytes"):
+        encode_stream_response(response(), "id", size - 1)
+
+
+def test_an_end_without_a_response_names_what_was_asked():
+    message_ = pb.ModelStreamInferResponse.FromString(encode_stream_end("id", "m", ""))
+    answer = message_.infer_response
+    assert (answer.id, answer.model_name, answer.model_version) == ("id", "m", "")
+    assert answer.parameters["triton_final_response"].bool_param
+    assert not answer.outputs
+
+
+def test_a_failure_in_a_stream_names_what_was_asked():
+    error = InferError(ErrorCode.NOT_FOUND, "é\0 \udc80")
+    message_ = pb.ModelStreamInferResponse.FromString(encode_stream_error(error, "id", "m", "v1"))
+    assert message_.error_message == "é\0 ?"
+    answer = message_.infer_response
+    assert (answer.id, answer.model_name, answer.model_version) == ("id", "m", "v1")
+    assert not answer.parameters

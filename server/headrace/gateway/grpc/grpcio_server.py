@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import grpc
 import grpc.aio
 
+from headrace.gateway.grpc import reflection
+from headrace.gateway.grpc.access import Guard
 from headrace.gateway.grpc.errors import STATUS, details
-from headrace.gateway.grpc.service import SERVICE, STREAM_NOT_SERVED, Awaited, GrpcService, Immediate, failure
+from headrace.gateway.grpc.paths import MODEL_STREAM_INFER, REFLECTION, WATCH
+from headrace.gateway.grpc.service import Awaited, GrpcService, Immediate, failure
 from headrace.gateway.grpc.settings import GrpcSettings
-from headrace_protocol.errors import InferError, unsupported
+from headrace.gateway.grpc.unix_socket import restricted_socket
+from headrace_protocol.errors import InferError
 
 _COMPRESSION_LEVEL: Final = {"low": 1, "medium": 2, "high": 3}
 
@@ -26,13 +31,16 @@ class GrpcioServer:
 
     async def start(self) -> int:
         """Bind, serve, and return the port. Raises OSError where the port cannot be had."""
+        service = self._service
         server = grpc.aio.server(options=_options(self._settings))
-        handlers = {path: _immediate(path, handler) for path, handler in self._service.immediate.items()}
-        handlers |= {path: _awaited(path, handler) for path, handler in self._service.awaited.items()}
-        handlers |= stream_handlers()
+        guard = service.guards.get
+        handlers = {path: _immediate(path, handler, guard(path)) for path, handler in service.immediate.items()}
+        handlers |= {path: _awaited(path, handler, guard(path)) for path, handler in service.awaited.items()}
+        handlers |= stream_handlers(service, self._settings)
         add_handlers(server, handlers)
         try:
-            port: int = server.add_insecure_port(self._settings.target)
+            with restricted_socket(self._settings):
+                port: int = server.add_insecure_port(self._settings.target)
         except RuntimeError as error:
             raise OSError(f"cannot serve gRPC on {self._settings.target}: {error}") from error
         await server.start()
@@ -42,37 +50,78 @@ class GrpcioServer:
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls, let those in flight end within `grace_s`, then cancel them."""
         if self._server is not None:
+            self._service.stop_streams()
             await self._server.stop(grace_s)
 
 
 class StreamServer:
-    """A grpc.aio server for the methods that stream requests, on an abstract Unix socket: the native front passes them on."""
+    """A grpc.aio server for the methods that stream, on an abstract Unix socket: the native front passes them on."""
 
-    def __init__(self, settings: GrpcSettings) -> None:
+    def __init__(self, service: GrpcService, settings: GrpcSettings) -> None:
+        self._service = service
         self._settings = settings
         self._server: Any = None
 
     async def start(self, name: str) -> None:
         """Serve on the abstract Unix socket `name`."""
         self._server = grpc.aio.server(options=_options(self._settings))
-        add_handlers(self._server, stream_handlers())
+        add_handlers(self._server, stream_handlers(self._service, self._settings))
         self._server.add_insecure_port(f"unix-abstract:{name}")
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
         """As GrpcioServer.stop."""
         if self._server is not None:
+            self._service.stop_streams()
             await self._server.stop(grace_s)
 
 
-def stream_handlers() -> dict[str, Any]:
-    """Return the handlers of methods with streamed requests, by path."""
+def stream_handlers(service: GrpcService, settings: GrpcSettings) -> dict[str, Any]:
+    """Return the handlers of methods with streamed requests or responses, by path."""
+    guard = service.guards.get
 
-    async def refuse(_requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        await _abort(context, unsupported(STREAM_NOT_SERVED))
-        yield b""
+    async def infer(context: Any) -> None:
+        await service.model_stream_infer(context.invocation_metadata(), partial(_read, context), context.write)
 
-    return {f"/{SERVICE}/ModelStreamInfer": grpc.stream_stream_rpc_method_handler(refuse)}
+    async def reflect(context: Any) -> None:
+        while (data := await _read(context)) is not None:
+            await context.write(reflection.answer(data))
+
+    async def watch(data: bytes, context: Any) -> None:
+        await service.health.watch(data, context.write)
+
+    async def serve_watch(data: bytes, context: Any) -> None:
+        await _serve(WATCH, partial(watch, data), guard(WATCH), context)
+
+    handlers = {
+        MODEL_STREAM_INFER: _stream(MODEL_STREAM_INFER, infer, guard(MODEL_STREAM_INFER)),
+        WATCH: grpc.unary_stream_rpc_method_handler(serve_watch),
+    }
+    if settings.reflection:
+        handlers |= {path: _stream(path, reflect, None) for path in REFLECTION}
+    return handlers
+
+
+async def _read(context: Any) -> bytes | None:
+    """Return the next message of a client, None once it has sent its last."""
+    data = await context.read()
+    return None if data is grpc.aio.EOF else data
+
+
+async def _serve(path: str, handler: Callable[[Any], Awaitable[None]], guard: Guard | None, context: Any) -> None:
+    try:
+        if guard is not None:
+            guard(context.invocation_metadata())
+        await handler(context)
+    except Exception as error:
+        await _abort(context, failure(path, error))
+
+
+def _stream(path: str, handler: Callable[[Any], Awaitable[None]], guard: Guard | None) -> Any:
+    async def serve(_requests: object, context: Any) -> None:
+        await _serve(path, handler, guard, context)
+
+    return grpc.stream_stream_rpc_method_handler(serve)
 
 
 def add_handlers(server: Any, handlers: Mapping[str, Any]) -> None:
@@ -85,9 +134,11 @@ def add_handlers(server: Any, handlers: Mapping[str, Any]) -> None:
         server.add_registered_method_handlers(service, methods)
 
 
-def _immediate(path: str, handler: Immediate) -> Any:
+def _immediate(path: str, handler: Immediate, guard: Guard | None) -> Any:
     async def answer(data: bytes, context: Any) -> bytes:
         try:
+            if guard is not None:
+                guard(context.invocation_metadata())
             return handler(data)
         except Exception as error:
             await _abort(context, failure(path, error))
@@ -95,9 +146,11 @@ def _immediate(path: str, handler: Immediate) -> Any:
     return _rpc(answer)
 
 
-def _awaited(path: str, handler: Awaited) -> Any:
+def _awaited(path: str, handler: Awaited, guard: Guard | None) -> Any:
     async def answer(data: bytes, context: Any) -> bytes:
         try:
+            if guard is not None:
+                guard(context.invocation_metadata())
             return await handler(data, context.invocation_metadata())
         except Exception as error:
             await _abort(context, failure(path, error))

@@ -17,8 +17,10 @@ from pygrpc_native import EVENT_CALL, NativeGrpcFront
 
 from headrace.gateway.grpc.errors import NUMBER, RESOURCE_EXHAUSTED, details
 from headrace.gateway.grpc.grpcio_server import StreamServer
-from headrace.gateway.grpc.service import MODEL_INFER, Awaited, GrpcService, Immediate, Metadata, failure
+from headrace.gateway.grpc.paths import MODEL_INFER, Metadata
+from headrace.gateway.grpc.service import Awaited, GrpcService, Immediate, failure
 from headrace.gateway.grpc.settings import GrpcSettings
+from headrace.gateway.grpc.unix_socket import restricted_socket
 from headrace.planes import Cancellable, Outcome
 from headrace_protocol.errors import InferError, cancelled, unavailable
 
@@ -42,10 +44,12 @@ class NativeServer:
             *((path, None, handler) for path, handler in service.awaited.items()),
         ]
         self._infer: Final = [path for path, _, _ in self._methods].index(MODEL_INFER)
+        self._guards: Final = [service.guards.get(path) for path, _, _ in self._methods] if service.guards else None
+        """By method; None where nothing is restricted."""
         self._front: Any = None
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread
-        self._streams = StreamServer(settings)
+        self._streams = StreamServer(service, settings)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._inferences: dict[int, Cancellable] = {}
         """ModelInfer calls under way: they need no task of their own."""
@@ -56,17 +60,18 @@ class NativeServer:
         """Bind, serve, and return the port. Raises OSError where the port cannot be had."""
         settings = self._settings
         self._loop = asyncio.get_running_loop()
-        front = NativeGrpcFront(
-            settings.target,
-            [(path, False) for path, _, _ in self._methods],
-            io_threads=_IO_THREADS,
-            call_details=True,
-            keepalive_time_ms=settings.keepalive_time_ms,
-            keepalive_timeout_ms=settings.keepalive_timeout_ms,
-            keepalive_permit_without_calls=settings.keepalive_permit_without_calls,
-            max_concurrent_streams=settings.max_concurrent_streams,
-            reuse_port=settings.reuse_port,
-        )
+        with restricted_socket(settings):
+            front = NativeGrpcFront(
+                settings.target,
+                [(path, False) for path, _, _ in self._methods],
+                io_threads=_IO_THREADS,
+                call_details=True,
+                keepalive_time_ms=settings.keepalive_time_ms,
+                keepalive_timeout_ms=settings.keepalive_timeout_ms,
+                keepalive_permit_without_calls=settings.keepalive_permit_without_calls,
+                max_concurrent_streams=settings.max_concurrent_streams,
+                reuse_port=settings.reuse_port,
+            )
         self._front = front
         # An abstract socket has no file that a killed server would leave behind.
         name = f"headrace-grpc-{secrets.token_hex(16)}"
@@ -141,6 +146,12 @@ class NativeServer:
             if self._stopping:
                 self._fail(call_id, unavailable("the server is stopping"))
                 continue
+            if self._guards is not None and (guard := self._guards[method]) is not None:
+                try:
+                    guard(call[0])
+                except InferError as error:
+                    self._fail(call_id, error)
+                    continue
             if method == self._infer:
                 self._begin_infer(call_id, payload, call[0])
                 continue

@@ -6,55 +6,50 @@ Which server carries them is not known here: a transport looks a method up by it
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, TypeVar
-
-from google.protobuf.message import DecodeError, Message
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Final
 
 from headrace.clock import Clock
-from headrace.gateway.grpc.codec import decode_infer, encode_infer
-from headrace.gateway.grpc.health import CHECK, encode_status
+from headrace.gateway.grpc.access import Guard, guards
+from headrace.gateway.grpc.health import Health
+from headrace.gateway.grpc.memory_service import MemoryService
+from headrace.gateway.grpc.paths import CHECK, METHOD, MODEL_INFER, Metadata
+from headrace.gateway.grpc.request_codec import decode_infer
+from headrace.gateway.grpc.request_parsing import parse
+from headrace.gateway.grpc.response_codec import encode_infer
+from headrace.gateway.grpc.settings import GrpcSettings
+from headrace.gateway.grpc.settings_service import SettingsService
+from headrace.gateway.grpc.stream import InferStream, Read, Write
+from headrace.gateway.header_forward import compile_pattern, forward
 from headrace.gateway.version import parse_version
 from headrace.planes import Cancellable, ControlPlane, DataPlane, LoadParameters, Outcome
 from headrace.types import InferenceRequest, InferenceResponse
 from headrace_protocol._generated import grpc_service_pb2 as pb
 from headrace_protocol.errors import InferError, internal, invalid, unavailable, unsupported
 
-SERVICE: Final = "inference.GRPCInferenceService"
-
-Metadata = Iterable[tuple[str, str | bytes]]
 Immediate = Callable[[bytes], bytes]
 Awaited = Callable[[bytes, Metadata], Awaitable[bytes]]
 
-_Request = TypeVar("_Request", bound=Message)
-
 _log = logging.getLogger(__name__)
 
-_NOT_SERVED: Final = {
-    **dict.fromkeys(
-        [
-            f"{kind}SharedMemory{action}"
-            for kind in ("System", "Cuda")
-            for action in ("Status", "Register", "Unregister")
-        ],
-        "shared memory of clients is not served yet",
-    ),
-    "TraceSetting": "trace settings are not served yet",
-    "LogSettings": "log settings are not served yet",
-}
-
-MODEL_INFER: Final = f"/{SERVICE}/ModelInfer"
-STREAM_NOT_SERVED: Final = "ModelStreamInfer is not served yet: use ModelInfer"
+_STATUS_ERRORS: Final = "triton_grpc_error"
+"""Metadata by which a client asks that the first failure of a stream ends it with a gRPC status."""
 
 
 class GrpcService:
     """The handlers, by path. Immediate ones answer at once; awaited ones are to run in a task of their own."""
 
-    def __init__(self, data: DataPlane, control: ControlPlane, clock: Clock, max_message_size: int) -> None:
+    def __init__(self, data: DataPlane, control: ControlPlane, clock: Clock, settings: GrpcSettings) -> None:
         self._data = data
         self._control = control
         self._clock = clock
-        self._max_message_size = max_message_size
+        self._max_message_size = settings.max_message_size
+        self._forwarded = compile_pattern(settings.header_forward_pattern)
+        self._streams: set[InferStream] = set()
+        self.health: Final = Health(lambda: data.ready() and not data.exiting())
+        self.guards: Final[Mapping[str, Guard]] = guards(settings.restricted)
+        """Of the restricted rpcs, by path: a transport calls them with a call's metadata before anything else."""
         immediate: dict[str, Immediate] = {
             "ServerLive": self.server_live,
             "ServerReady": self.server_ready,
@@ -64,19 +59,16 @@ class GrpcService:
             "ModelConfig": self.model_config,
             "ModelStatistics": self.model_statistics,
             "RepositoryIndex": self.repository_index,
+            **SettingsService(control).handlers,
+            **MemoryService(control).handlers,
         }
-        for rpc, sentence in _NOT_SERVED.items():
-            immediate[rpc] = _refusal(sentence)
-        self.immediate: Final = {f"/{SERVICE}/{rpc}": handler for rpc, handler in immediate.items()}
-        self.immediate[CHECK] = self.health_check
+        self.immediate: Final = {METHOD + rpc: handler for rpc, handler in immediate.items()}
+        self.immediate[CHECK] = self.health.check
         self.awaited: Final[dict[str, Awaited]] = {
             MODEL_INFER: self.model_infer,
-            f"/{SERVICE}/RepositoryModelLoad": self.repository_model_load,
-            f"/{SERVICE}/RepositoryModelUnload": self.repository_model_unload,
+            f"{METHOD}RepositoryModelLoad": self.repository_model_load,
+            f"{METHOD}RepositoryModelUnload": self.repository_model_unload,
         }
-
-    def health_check(self, _data: bytes) -> bytes:
-        return encode_status(self._data.ready() and not self._data.exiting())
 
     def server_live(self, _data: bytes) -> bytes:
         self._refuse_when_exiting()
@@ -88,7 +80,7 @@ class GrpcService:
 
     def model_ready(self, data: bytes) -> bytes:
         self._refuse_when_exiting()
-        request = _parse(pb.ModelReadyRequest, data)
+        request = parse(pb.ModelReadyRequest, data)
         ready = self._data.model_ready(request.name, parse_version(request.version))
         return pb.ModelReadyResponse(ready=ready).SerializeToString()
 
@@ -99,7 +91,7 @@ class GrpcService:
         ).SerializeToString()
 
     def model_metadata(self, data: bytes) -> bytes:
-        request = _parse(pb.ModelMetadataRequest, data)
+        request = parse(pb.ModelMetadataRequest, data)
         model = self._data.model_metadata(request.name, parse_version(request.version))
         response = pb.ModelMetadataResponse(name=model.name, versions=model.versions, platform=model.platform)
         for tensor in model.inputs:
@@ -109,16 +101,16 @@ class GrpcService:
         return response.SerializeToString()
 
     def model_config(self, data: bytes) -> bytes:
-        request = _parse(pb.ModelConfigRequest, data)
+        request = parse(pb.ModelConfigRequest, data)
         config = self._data.model_config(request.name, parse_version(request.version))
         return pb.ModelConfigResponse(config=config).SerializeToString()
 
     def model_statistics(self, data: bytes) -> bytes:
-        request = _parse(pb.ModelStatisticsRequest, data)
+        request = parse(pb.ModelStatisticsRequest, data)
         return self._data.statistics(request.name, parse_version(request.version)).SerializeToString()
 
     def repository_index(self, data: bytes) -> bytes:
-        request = _parse(pb.RepositoryIndexRequest, data)
+        request = parse(pb.RepositoryIndexRequest, data)
         _refuse_repository(request.repository_name)
         response = pb.RepositoryIndexResponse()
         for entry in self._control.index(ready_only=request.ready):
@@ -126,7 +118,7 @@ class GrpcService:
         return response.SerializeToString()
 
     async def repository_model_load(self, data: bytes, _metadata: Metadata) -> bytes:
-        request = _parse(pb.RepositoryModelLoadRequest, data)
+        request = parse(pb.RepositoryModelLoadRequest, data)
         _refuse_repository(request.repository_name)
         parameters: LoadParameters = {}
         for key, parameter in request.parameters.items():
@@ -142,7 +134,7 @@ class GrpcService:
         return b""
 
     async def repository_model_unload(self, data: bytes, _metadata: Metadata) -> bytes:
-        request = _parse(pb.RepositoryModelUnloadRequest, data)
+        request = parse(pb.RepositoryModelUnloadRequest, data)
         _refuse_repository(request.repository_name)
         dependents = False
         for key, parameter in request.parameters.items():
@@ -167,12 +159,39 @@ class GrpcService:
         finally:
             response.release()
 
+    async def model_stream_infer(self, metadata: Metadata, read: Read, write: Write) -> None:
+        """Serve one stream to its end. Raises InferError where the call shall end with a status."""
+        metadata = tuple(metadata)
+        stream = InferStream(
+            self._data,
+            self._clock.now_ns,
+            partial(self._annotate, metadata=metadata),
+            self._max_message_size,
+            status_errors=any(key == _STATUS_ERRORS and value == "true" for key, value in metadata),
+        )
+        self._streams.add(stream)
+        try:
+            await stream.run(read, write)
+        finally:
+            self._streams.discard(stream)
+
+    def stop_streams(self) -> None:
+        """Read no more from any stream; each ends UNAVAILABLE once what is under way in it is answered."""
+        for stream in self._streams:
+            stream.stop()
+        self.health.stop()
+
     def _decode_infer(self, data: bytes, metadata: Metadata) -> InferenceRequest:
         request = decode_infer(data, self._clock.now_ns())
+        self._annotate(request, metadata)
+        return request
+
+    def _annotate(self, request: InferenceRequest, metadata: Metadata) -> None:
         for key, value in metadata:
             if key == "traceparent" and isinstance(value, str):
                 request.trace_context = value
-        return request
+        if self._forwarded is not None:
+            forward(request, metadata, self._forwarded)
 
     def _refuse_when_exiting(self) -> None:
         if self._data.exiting():
@@ -185,20 +204,6 @@ def failure(path: str, error: Exception) -> InferError:
         return error
     _log.error("the handler of %s failed", path, exc_info=error)
     return internal(f"the server failed to answer {path.rsplit('/', 1)[-1]}; its log has the reason")
-
-
-def _refusal(sentence: str) -> Immediate:
-    def refuse(_data: bytes) -> bytes:
-        raise unsupported(sentence)
-
-    return refuse
-
-
-def _parse(kind: type[_Request], data: bytes) -> _Request:
-    try:
-        return kind.FromString(data)
-    except DecodeError as error:
-        raise invalid(f"the request is not a well-formed {kind.DESCRIPTOR.name}: {error}") from None
 
 
 def _refuse_repository(name: str) -> None:

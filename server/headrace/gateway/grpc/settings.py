@@ -9,6 +9,8 @@ from headrace.gateway.restricted import Restrictions
 
 INT32_MAX = 2**31 - 1
 
+_UNIX = "unix:"
+
 Transport = Literal["auto", "grpcio", "pygrpc-native"]
 Compression = Literal["none", "low", "medium", "high"]
 
@@ -18,6 +20,7 @@ class GrpcSettings:
     """Address, transport and limits of the gRPC gateway."""
 
     address: str = "0.0.0.0"
+    """A host name, an IPv4 or IPv6 address, or `unix:<path>`."""
     port: int = 8001
     """0 = any free port; `GrpcGateway.start` returns the real one."""
     transport: Transport = "auto"
@@ -45,8 +48,36 @@ class GrpcSettings:
     restricted: Restrictions = dataclasses.field(default_factory=dict)
     """Metadata that a caller has to show, by kind of rpc, without the prefix."""
 
+    reflection: bool = True
+    """Whether tools may ask what the services look like."""
+
+    @property
+    def limits_pings(self) -> bool:
+        """Whether the limits of clients' pings are other than the usual ones."""
+        usual = GrpcSettings()
+        return (
+            self.max_pings_without_data != usual.max_pings_without_data
+            or self.min_ping_interval_without_data_ms != usual.min_ping_interval_without_data_ms
+            or self.max_ping_strikes != usual.max_ping_strikes
+        )
+
+    @property
+    def unix_path(self) -> str | None:
+        """The path where the address is a Unix domain socket, `unix:<path>`; None where it is a host."""
+        if not self.address.startswith(_UNIX):
+            return None
+        path = self.address.removeprefix(_UNIX)
+        return path.removeprefix("//") if path.startswith("///") else path
+
+    @property
+    def host(self) -> str:
+        """The host without the brackets that may stand around an IPv6 address."""
+        return self.address[1:-1] if self.address.startswith("[") and self.address.endswith("]") else self.address
+
     @property
     def target(self) -> str:
         """The address and port as gRPC writes them."""
-        host = f"[{self.address}]" if ":" in self.address else self.address
-        return f"{host}:{self.port}"
+        if self.unix_path is not None:
+            return f"{_UNIX}{self.unix_path}"
+        host = self.host
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"

@@ -10,6 +10,7 @@ from headrace.clock import Clock, SystemClock
 from headrace.gateway.grpc.grpcio_server import GrpcioServer
 from headrace.gateway.grpc.service import GrpcService
 from headrace.gateway.grpc.settings import INT32_MAX, GrpcSettings
+from headrace.gateway.grpc.unix_socket import UnixSocket
 from headrace.planes import ControlPlane, DataPlane
 from headrace_protocol.errors import invalid
 
@@ -30,15 +31,21 @@ class GrpcGateway:
     ) -> None:
         self.transport = choose_transport(settings)
         self._settings = settings
-        self._server = _server(
-            self.transport, GrpcService(data, control, clock or SystemClock(), settings.max_message_size), settings
-        )
+        self._socket = UnixSocket(settings.unix_path) if settings.unix_path is not None else None
+        self._server = _server(self.transport, GrpcService(data, control, clock or SystemClock(), settings), settings)
 
     async def start(self) -> int:
-        """Serve, and return the port. Raises OSError, naming address and port, where they cannot be had."""
+        """Serve, and return the port, 0 on a Unix socket. Raises OSError, naming the address, where it cannot be had."""
         try:
-            _check_free(self._settings)
-            return await self._server.start()
+            if self._socket is not None:
+                self._socket.make_room()
+            else:
+                _check_free(self._settings)
+            port = await self._server.start()
+            if self._socket is not None:
+                self._socket.bound()
+                return 0
+            return port
         except OSError as error:
             reason = error.strerror or str(error)
             raise OSError(error.errno, f"cannot serve gRPC on {self._settings.target}: {reason}") from error
@@ -46,6 +53,8 @@ class GrpcGateway:
     async def stop(self, grace_s: float = 0.0) -> None:
         """Refuse new calls, let those in flight end within `grace_s` seconds, cancel the rest, close the port."""
         await self._server.stop(grace_s)
+        if self._socket is not None:
+            self._socket.remove()
 
 
 def choose_transport(settings: GrpcSettings) -> Literal["grpcio", "pygrpc-native"]:
@@ -71,6 +80,8 @@ def _native_obstacle(settings: GrpcSettings) -> str | None:
         return "it cannot compress responses"
     if settings.max_connection_age_ms:
         return "it cannot close connections by age"
+    if settings.limits_pings:
+        return "it does not limit the pings of clients"
     if settings.max_message_size < INT32_MAX:
         return "it decompresses messages of any size, so it cannot hold a smaller limit"
     return None
@@ -92,7 +103,7 @@ def _check_free(settings: GrpcSettings) -> None:
     if settings.reuse_port:
         return
     for family, kind, protocol, _, address in socket.getaddrinfo(
-        settings.address, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     ):
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

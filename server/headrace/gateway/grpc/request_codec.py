@@ -1,4 +1,4 @@
-"""Between the bytes of the two inference messages and the types of the data plane. No sockets, no gRPC library.
+"""From the bytes of a ModelInferRequest to the request of the data plane. No sockets, no gRPC library.
 
 Sentences name the input, output or parameter that is wrong, what was expected and what came.
 """
@@ -11,21 +11,20 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from headrace.gateway.grpc.contents import typed_to_wire
-from headrace.gateway.grpc.wire import byte_count, frame_outputs, split_raw
+from headrace.gateway.grpc.wire import split_raw
 from headrace.gateway.version import parse_version
 from headrace.types import (
     SEQUENCE_END,
     SEQUENCE_START,
     InferenceRequest,
-    InferenceResponse,
     InputTensor,
-    OutputTensor,
     Parameter,
+    RegionRef,
     RequestedOutput,
 )
 from headrace_protocol._generated import grpc_service_pb2 as pb
 from headrace_protocol.datatype import BY_NAME, Buffer, element_count
-from headrace_protocol.errors import internal, invalid, unsupported
+from headrace_protocol.errors import invalid
 
 MAX_ITEMS: Final = 4096
 """Inputs, outputs, or parameters of one request."""
@@ -33,29 +32,41 @@ MAX_RANK: Final = 64
 MAX_CORRELATION_ID: Final = 128
 _SPLIT_ABOVE: Final = 65536
 """Bytes of a message above which copying its tensors costs more than looking for them."""
-_SHARED_MEMORY: Final = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size")
+_REGION: Final = "shared_memory_region"
+_OFFSET: Final = "shared_memory_offset"
+_BYTE_SIZE: Final = "shared_memory_byte_size"
+_REGION_KEYS: Final = frozenset((_REGION, _OFFSET, _BYTE_SIZE))
 _HTTP_ONLY: Final = ("headers", "binary_data_output")
 _EMPTY_FINAL: Final = "triton_enable_empty_final_response"
 
 Parameters = Mapping[str, pb.InferParameter]
+RawContents = list[memoryview] | list[bytes]
 
 
 def decode_infer(data: bytes, received_ns: int) -> InferenceRequest:
     """Return the request that `data`, an encoded ModelInferRequest, holds. Its tensors may be views of `data`.
 
-    Raises InferError: INVALID_ARG for whatever is not well formed, UNSUPPORTED for shared memory.
+    Raises InferError INVALID_ARG for whatever is not well formed.
     """
+    message, raw = parse_infer(data)
+    return read_infer(message, raw, received_ns)
+
+
+def parse_infer(data: bytes) -> tuple[pb.ModelInferRequest, RawContents]:
+    """Return the message that `data` holds, and its raw contents, which may be views of `data`. Raises INVALID_ARG."""
     split = split_raw(data) if len(data) > _SPLIT_ABOVE else None
-    raw: list[memoryview] | list[bytes]
     try:
         if split is None:
             message = pb.ModelInferRequest.FromString(data)
-            raw = list(message.raw_input_contents)
-        else:
-            header, raw = split
-            message = pb.ModelInferRequest.FromString(header)
+            return message, list(message.raw_input_contents)
+        header, raw = split
+        return pb.ModelInferRequest.FromString(header), raw
     except DecodeError as error:
         raise invalid(f"the request is not a well-formed ModelInferRequest: {error}") from None
+
+
+def read_infer(message: pb.ModelInferRequest, raw: RawContents, received_ns: int) -> InferenceRequest:
+    """Return the request that a message and its raw contents are; see decode_infer."""
     request = InferenceRequest(message.model_name, parse_version(message.model_version), received_ns)
     request.id = message.id
     if message.parameters:
@@ -66,11 +77,10 @@ def decode_infer(data: bytes, received_ns: int) -> InferenceRequest:
     return request
 
 
-def _read_inputs(
-    tensors: Iterable[pb.ModelInferRequest.InferInputTensor], raw: list[memoryview] | list[bytes]
-) -> list[InputTensor]:
+def _read_inputs(tensors: Iterable[pb.ModelInferRequest.InferInputTensor], raw: RawContents) -> list[InputTensor]:
     inputs: list[InputTensor] = []
     names: set[str] = set()
+    taken = 0
     for tensor in tensors:
         name = tensor.name
         if name in names:
@@ -82,25 +92,35 @@ def _read_inputs(
         if datatype is None:
             raise invalid(f"input '{name}': unknown datatype '{tensor.datatype}', expected one of {', '.join(BY_NAME)}")
         shape = _read_shape(name, tensor)
-        if tensor.parameters:
-            _refuse_shared_memory("input", name, tensor.parameters)
         data: Buffer
-        if raw:
+        region = _read_region("input", name, tensor.parameters) if tensor.parameters else None
+        if region is not None:
+            if tensor.HasField("contents"):
+                raise invalid(f"input '{name}' has contents although its data lie in shared memory")
+            data = b""
+        elif raw:
             if tensor.HasField("contents"):
                 raise invalid(f"input '{name}' has typed contents although the request has raw_input_contents")
-            if len(inputs) == len(raw):
-                raise invalid(f"input '{name}' has no data: raw_input_contents has {len(raw)} entries, one an input")
-            data = raw[len(inputs)]
+            if taken == len(raw):
+                raise invalid(
+                    f"input '{name}' has no data: raw_input_contents has {len(raw)} entries, "
+                    "one for each input that is not in shared memory"
+                )
+            data = raw[taken]
+            taken += 1
         elif tensor.HasField("contents"):
             data = typed_to_wire(name, datatype, shape, tensor.contents)
         elif element_count(shape) == 0:
             data = b""
         else:
-            raise invalid(f"input '{name}' has no data: neither raw_input_contents nor contents")
-        inputs.append(InputTensor(name, datatype, shape, data))
-    if len(raw) > len(inputs):
-        named = ", ".join(f"'{tensor.name}'" for tensor in inputs[:8]) or "none"
-        raise invalid(f"raw_input_contents has {len(raw)} entries for {len(inputs)} inputs ({named})")
+            raise invalid(f"input '{name}' has no data: neither raw_input_contents nor contents nor shared memory")
+        inputs.append(InputTensor(name, datatype, shape, data, region))
+    if len(raw) > taken:
+        named = ", ".join(f"'{tensor.name}'" for tensor in inputs if tensor.region is None)
+        raise invalid(
+            f"raw_input_contents has {len(raw)} entries, expected {taken}: "
+            f"one for each input that is not in shared memory ({named[:200] or 'none'})"
+        )
     return inputs
 
 
@@ -127,8 +147,12 @@ def _read_outputs(outputs: Iterable[pb.ModelInferRequest.InferRequestedOutputTen
             raise invalid(f"a request has at most {MAX_ITEMS} outputs")
         wanted = RequestedOutput(name, binary=True)
         if output.parameters:
-            _refuse_shared_memory("output", name, output.parameters)
+            wanted.region = _read_region("output", name, output.parameters)
             _read_output_parameters(output.parameters, wanted)
+            if wanted.region is not None and wanted.classification:
+                raise invalid(
+                    f"output '{name}' cannot have both parameters 'shared_memory_region' and 'classification'"
+                )
         requested.append(wanted)
     return requested
 
@@ -138,7 +162,7 @@ def _read_output_parameters(parameters: Parameters, wanted: RequestedOutput) -> 
     for key, parameter in parameters.items():
         if key == "classification":
             wanted.classification = _class_count(wanted.name, parameter)
-        else:
+        elif key not in _REGION_KEYS:
             others[key] = _value(key, parameter)
     if others:
         wanted.parameters = others
@@ -155,12 +179,33 @@ def _class_count(output: str, parameter: pb.InferParameter) -> int:
     return parameter.int64_param
 
 
-def _refuse_shared_memory(kind: str, name: str, parameters: Parameters) -> None:
+def _read_region(kind: str, name: str, parameters: Parameters) -> RegionRef | None:
+    """Return where in shared memory the tensor lies, None where its parameters name no region."""
     if len(parameters) > MAX_ITEMS:
         raise invalid(f"{kind} '{name}': a tensor has at most {MAX_ITEMS} parameters")
-    for key in _SHARED_MEMORY:
-        if key in parameters:
-            raise unsupported(f"{kind} '{name}' has parameter '{key}': tensors in shared memory are not served yet")
+    if _REGION not in parameters:
+        for key in (_OFFSET, _BYTE_SIZE):
+            if key in parameters:
+                raise invalid(f"{kind} '{name}' has parameter '{key}' but no '{_REGION}' that it belongs to")
+        return None
+    region = parameters[_REGION]
+    if region.WhichOneof("parameter_choice") != "string_param":
+        raise invalid(f"{kind} '{name}': parameter '{_REGION}' takes a string_param, got {_kind(region)}")
+    if not region.string_param:
+        raise invalid(f"{kind} '{name}': parameter '{_REGION}' takes the name of a region, got an empty text")
+    if _BYTE_SIZE not in parameters:
+        raise invalid(f"{kind} '{name}' has parameter '{_REGION}' but no '{_BYTE_SIZE}'")
+    nbytes = _range(kind, name, _BYTE_SIZE, parameters[_BYTE_SIZE])
+    offset = _range(kind, name, _OFFSET, parameters[_OFFSET]) if _OFFSET in parameters else 0
+    return RegionRef(region.string_param, offset, nbytes)
+
+
+def _range(kind: str, name: str, key: str, parameter: pb.InferParameter) -> int:
+    if parameter.WhichOneof("parameter_choice") != "int64_param":
+        raise invalid(f"{kind} '{name}': parameter '{key}' takes an int64_param, got {_kind(parameter)}")
+    if parameter.int64_param < 0:
+        raise invalid(f"{kind} '{name}': parameter '{key}' takes a number >= 0, got {parameter.int64_param}")
+    return parameter.int64_param
 
 
 def _read_parameters(parameters: Parameters, request: InferenceRequest) -> None:
@@ -180,7 +225,7 @@ def _read_parameters(parameters: Parameters, request: InferenceRequest) -> None:
         elif key == "timeout":
             request.timeout_us = _not_negative(key, parameter, ("int64_param",))
         elif key == _EMPTY_FINAL:
-            _boolean(key, parameter)
+            request.empty_final = _boolean(key, parameter)
         elif key.startswith("triton_"):
             raise invalid(f"parameter '{key}' is reserved: of the triton_ keys a request may set {_EMPTY_FINAL} alone")
         elif key in _HTTP_ONLY:
@@ -240,39 +285,3 @@ def _value(key: str, parameter: pb.InferParameter) -> Parameter:
 def _kind(parameter: pb.InferParameter) -> str:
     kind = parameter.WhichOneof("parameter_choice")
     return f"a {kind}" if kind else "no value"
-
-
-def encode_infer(response: InferenceResponse, limit: int) -> bytes:
-    """Return `response` as an encoded ModelInferResponse, tensors in raw_output_contents: one copy.
-
-    Raises InferError INVALID_ARG where it would be longer than `limit` bytes.
-    """
-    message = pb.ModelInferResponse(
-        model_name=response.model_name, model_version=str(response.model_version), id=response.id
-    )
-    if response.parameters:
-        for key, value in response.parameters.items():
-            _set_value(key, value, message.parameters[key])
-    outputs: list[OutputTensor] = response.outputs
-    for output in outputs:
-        message.outputs.add(name=output.name, datatype=output.datatype.name, shape=output.shape)
-    pieces = frame_outputs(message.SerializeToString(), [output.data for output in outputs])
-    size = byte_count(pieces)
-    if size > limit:
-        raise invalid(f"the response has {size} bytes, above the {limit} that one gRPC message may have here")
-    return b"".join(pieces)
-
-
-def _set_value(key: str, value: Parameter, into: pb.InferParameter) -> None:
-    if isinstance(value, bool):
-        into.bool_param = value
-    elif isinstance(value, str):
-        into.string_param = value
-    elif isinstance(value, float):
-        into.double_param = value
-    elif -(2**63) <= value < 2**63:
-        into.int64_param = value
-    elif 0 <= value < 2**64:
-        into.uint64_param = value
-    else:
-        raise internal(f"response parameter '{key}' holds {value}, which 64 bits cannot")
