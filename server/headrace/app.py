@@ -23,6 +23,7 @@ from headrace.clock import SystemClock
 from headrace.config import ControlMode, ServerConfig
 from headrace.controlplane import RegistryControlPlane
 from headrace.dataplane import EXTENSIONS, RegistryDataPlane
+from headrace.gateway.address import where
 from headrace.gateway.grpc.transport import GrpcGateway
 from headrace.gateway.http.app import HttpGateway
 from headrace.instances.loader import InstanceLoader
@@ -201,15 +202,15 @@ class Server:
                 if config.allow_grpc:
                     port = await self._grpc.start()
                     stack.push_async_callback(self._grpc.stop, 1.0)
-                    _log.info("Started GRPCInferenceService at %s:%d", config.grpc.address, port)
+                    _log.info("Started GRPCInferenceService at %s", where(config.grpc.address, port))
                 if config.allow_http:
                     port = await self._http.start()
                     stack.push_async_callback(self._http.stop, 1.0)
-                    _log.info("Started HTTPService at %s:%d", config.http.address, port)
+                    _log.info("Started HTTPService at %s", where(config.http.address, port))
                 if config.metrics.allow:
                     port = await self._metrics.start()
                     stack.push_async_callback(self._metrics.stop)
-                    _log.info("Started Metrics at %s:%d", config.metrics.address, port)
+                    _log.info("Started Metrics at %s", where(config.metrics.address, port))
             except OSError as error:
                 raise StartError(error.strerror or str(error)) from error
             except InferError as error:

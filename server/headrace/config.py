@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.flags import ANY_USER, FLAGS, Flag, Status, boolean
+from headrace.gateway.address import unix_path
 from headrace.gateway.grpc.settings import GrpcSettings
 from headrace.gateway.http.settings import HttpSettings
 from headrace.gateway.restricted import Group, by_kind
@@ -179,7 +180,7 @@ def _build(
         grpc=_grpc(values),
         metrics=MetricsSettings(
             allow=values["allow-metrics"],
-            address=values["metrics-address"] or values["http-address"],
+            address=_metrics_address(values),
             port=values["metrics-port"],
             reuse_port=values["reuse-metrics-port"],
             interval_ms=values["metrics-interval-ms"],
@@ -302,20 +303,38 @@ def _restricted_twice(option: str, values: Mapping[str, Any]) -> list[str]:
     return []
 
 
+def _metrics_address(values: Mapping[str, Any]) -> str:
+    """Return where metrics are served: as HTTP, but never on a Unix socket."""
+    if values["metrics-address"]:
+        return str(values["metrics-address"])
+    return "127.0.0.1" if unix_path(values["http-address"]) is not None else str(values["http-address"])
+
+
 def _port_conflicts(values: Mapping[str, Any]) -> list[str]:
     doors = [
         (door, address, port)
         for door, address, port in (
             ("http", values["http-address"], values["http-port"]),
             ("grpc", values["grpc-address"], values["grpc-port"]),
-            ("metrics", values["metrics-address"] or values["http-address"], values["metrics-port"]),
+            ("metrics", _metrics_address(values), values["metrics-port"]),
         )
-        if values[f"allow-{door}"] and port
+        if values[f"allow-{door}"]
+    ]
+    problems = [
+        f"--{door}-address: expected a host or unix:<path>, got {address!r}"
+        for door, address, _ in doors
+        if unix_path(address) == "" or (door == "metrics" and unix_path(address) is not None)
     ]
     everywhere = {"0.0.0.0", "::", "[::]", "*"}
-    return [
-        f"--{second}-port: {second} cannot listen on port {port}, which is --{first}-port already"
-        for index, (second, address, port) in enumerate(doors)
-        for first, other_address, other_port in doors[:index]
-        if port == other_port and (address == other_address or everywhere & {address, other_address})
-    ]
+    for index, (second, address, port) in enumerate(doors):
+        for first, other_address, other_port in doors[:index]:
+            if (path := unix_path(address)) is not None or unix_path(other_address) is not None:
+                if path and path == unix_path(other_address):
+                    problems.append(
+                        f"--{second}-address: {second} cannot listen at {path}, which is --{first}-address already"
+                    )
+            elif port and port == other_port and (address == other_address or everywhere & {address, other_address}):
+                problems.append(
+                    f"--{second}-port: {second} cannot listen on port {port}, which is --{first}-port already"
+                )
+    return problems

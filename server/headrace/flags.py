@@ -240,7 +240,7 @@ SERVED = (
         many=True,
     ),
     _served("allow-http", boolean, "true", "serve HTTP", "BOOL"),
-    _served("http-address", name, "0.0.0.0", "address of the HTTP service", "ADDRESS"),
+    _served("http-address", name, "0.0.0.0", "address of the HTTP service: a host, or unix:<path>", "ADDRESS"),
     _served("http-port", _PORT, "8000", "port of the HTTP service; 0 = any free one", "PORT"),
     _served("reuse-http-port", boolean, "false", "share the HTTP port with other processes", "BOOL"),
     _served(

@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Coroutine
 from functools import partial
+from time import monotonic_ns
 from typing import Final, cast
 
 from headrace.gateway.http.answer import Answer
@@ -29,6 +30,7 @@ from headrace.gateway.http.request import (
 from headrace.gateway.http.routes import Route
 from headrace.gateway.http.settings import HttpSettings
 from headrace.gateway.http.wire import CONTINUE, LAST_CHUNK, chunk_of, head_of, negotiate, stream_head_of
+from headrace.observability.trace import HTTP_SEND_END, HTTP_SEND_START
 from headrace.planes import Cancellable
 
 _log: Final = logging.getLogger(__name__)
@@ -183,6 +185,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.pause_reading()
             return
         else:
+            if not reader.in_message:
+                reader.began_ns = monotonic_ns()
             reader.feed(self._scratch[:nbytes])
         self._advance()
 
@@ -251,6 +255,8 @@ class Connection(asyncio.BufferedProtocol):
             reader.surplus = True
             self._pending.clear()
             return
+        if not reader.in_message:
+            reader.began_ns = monotonic_ns()
         piece = bytes(self._pending[:_READ_SIZE])
         del self._pending[:_READ_SIZE]
         reader.feed(piece)
@@ -410,10 +416,14 @@ class Connection(asyncio.BufferedProtocol):
         keep_alive = request.keep_alive and not answer.close and not self._all.stopping
         head = head_of(answer, old=request.old, keep_alive=keep_alive)
         body = answer.body if request.method != b"HEAD" else b""
+        if request.trace is not None:
+            request.trace.mark(HTTP_SEND_START)
         if len(body) < _JOIN_BELOW:
             self._transport.write(head + body)
         else:
             self._transport.writelines((head, body))
+        if request.trace is not None:
+            request.trace.mark(HTTP_SEND_END)
         if not keep_alive:
             self._end(linger=not request.whole or self._reader.surplus or bool(self._pending))
 
@@ -508,10 +518,15 @@ class ConnectionOutlet:
         data = piece if old or not piece else chunk_of(piece)
         if last and not old:
             data += LAST_CHUNK
+        trace = self._request.trace
         if self._head is not None:
+            if trace is not None:
+                trace.mark(HTTP_SEND_START)
             self._keep_alive = self._keep_alive and not self._connection.stopping
             data = stream_head_of(self._head, old=old, keep_alive=self._keep_alive) + data
             self._head = None
         self._connection.write(data)
         if last:
+            if trace is not None:
+                trace.mark(HTTP_SEND_END)
             self._connection.streamed(keep_alive=self._keep_alive)

@@ -42,7 +42,10 @@ class DataEndpoints:
 
     def _begin_infer(self, http: HttpRequest, route: Route, done: Done) -> Cancellable:
         request, form = self._decode(http, route)
-        return self._data.submit(request, partial(_deliver, done, form))
+        under_way = self._data.submit(request, partial(_deliver, done, form))
+        if request.trace is not None:
+            http.traced(request.trace, request.received_ns)
+        return under_way
 
     def _decode(self, http: HttpRequest, route: Route) -> tuple[InferenceRequest, ResponseForm]:
         request = InferenceRequest(route.model, route.version, self._now_ns())

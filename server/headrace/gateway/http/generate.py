@@ -35,12 +35,16 @@ class GenerateEndpoints:
         request, identifier = self._decode(http, route)
         single = SingleResponse(identifier, done)
         single.under_way = self._data.stream(request, single.take)
+        if request.trace is not None:
+            http.traced(request.trace, request.received_ns)
         return single
 
     def _generate_stream(self, http: HttpRequest, route: Route, outlet: Outlet) -> EventStream:
         request, identifier = self._decode(http, route)
         events = EventStream(identifier, outlet, http.url)
         events.under_way = self._data.stream(request, events.take)
+        if request.trace is not None:
+            http.traced(request.trace, request.received_ns)
         return events
 
     def _decode(self, http: HttpRequest, route: Route) -> tuple[InferenceRequest, str | None]:

@@ -75,6 +75,7 @@ class RequestReader:
         "_request",
         "_size",
         "_url",
+        "began_ns",
         "ended",
         "in_message",
         "ready",
@@ -112,6 +113,8 @@ class RequestReader:
         self._limit = 0
         self._body: bytes | bytearray | memoryview = b""
         """What there is of a body that goes through the parser."""
+        self.began_ns = 0
+        """When what is fed was there: told by the connection, for the requests that begin in it."""
         self.on_message_begin()
         self.in_message = False
         """Whether a request has begun and is not complete."""
@@ -202,6 +205,7 @@ class RequestReader:
         keep_alive = parser.should_keep_alive()
         request = HttpRequest(parser.get_method(), self._url, fields, self._headers, keep_alive=keep_alive)
         self._request = request
+        request.began_ns = self.began_ns
         if self._lines - self._first_line > self._max_headers or len(self._url) > self._max_line:
             raise self._stop(_head_too_large())
         if not keep_alive or CONNECTION in fields:  # who keeps a connection without that header speaks 1.1

@@ -9,6 +9,7 @@ from headrace.gateway.http.answer import Answer
 from headrace.gateway.http.compression import Coding, inflate
 from headrace.gateway.http.routes import Route
 from headrace.gateway.restricted import Restriction
+from headrace.observability.trace import HTTP_RECV_END, HTTP_RECV_START, Trace
 from headrace.planes import Cancellable
 
 Body = bytes | memoryview
@@ -44,6 +45,7 @@ class HttpRequest:
     """One request. Its owner is the connection, from the end of its head until its answer is written."""
 
     __slots__ = (
+        "began_ns",
         "body",
         "coding",
         "early",
@@ -53,6 +55,7 @@ class HttpRequest:
         "method",
         "old",
         "target",
+        "trace",
         "url",
         "whole",
     )
@@ -78,11 +81,20 @@ class HttpRequest:
         self.body: Body = b""
         self.whole = True
         """Whether nothing of the request is left unread; otherwise the connection lingers after the answer."""
+        self.began_ns = 0
+        """Monotonic time at which its first byte was there."""
+        self.trace: Trace | None = None
 
     def text(self, name: bytes) -> str | None:
         """Return a header of READ as text, None where it is missing."""
         value = self.fields.get(name)
         return None if value is None else value.decode("latin-1").strip()
+
+    def traced(self, trace: Trace, received_ns: int) -> None:
+        """Note in the trace of its inference when the request came, and later when its answer went."""
+        self.trace = trace
+        trace.mark(HTTP_RECV_START, self.began_ns)
+        trace.mark(HTTP_RECV_END, received_ns)
 
     def inflate(self, limit: int) -> None:
         """Take the coding off the body. Raises HttpError 413 over `limit` bytes, InferError for damaged data."""

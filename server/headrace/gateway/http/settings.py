@@ -12,6 +12,7 @@ class HttpSettings:
     """What the HTTP gateway may be told. Sizes in bytes, times in seconds."""
 
     address: str = "0.0.0.0"
+    """A host name, an IPv4 or IPv6 address, or `unix:<path>`; "::" takes IPv4 connections too."""
     port: int = 8000
     """0 = any free port; `HttpGateway.start` returns it."""
     reuse_port: bool = False
