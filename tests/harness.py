@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 START_S = 60.0
-_SERVICE = re.compile(r"Started (\w+) at (\S+):(\d+)")
+_SERVICE = re.compile(r"Started (\w+) at (?:unix:[^\s\"]+|\S+:(\d+))")
 
 
 class RunningServer:
@@ -56,7 +56,7 @@ class RunningServer:
                 with self._changed:
                     self.lines.append(line.rstrip("\n"))
                     if match := _SERVICE.search(line):
-                        self.ports[match[1]] = int(match[3])
+                        self.ports[match[1]] = int(match[2] or 0)
                     self._changed.notify_all()
         with self._changed:
             self._changed.notify_all()
