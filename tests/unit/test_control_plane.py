@@ -12,7 +12,6 @@ from headrace.controlplane import RegistryControlPlane
 from headrace.repository.registry import ModelRegistry
 from headrace.repository.uploads import UploadStore
 from headrace.types import IndexEntry
-from headrace.unserved import UnservedLog, UnservedMemory, UnservedTrace
 from headrace_protocol.errors import ErrorCode, InferError
 
 
@@ -65,7 +64,7 @@ async def registry(repository):
 
 LIMIT = 10_000_000
 BIG = {"file:1/model.bin": bytes(LIMIT * 6 // 10)}
-SETTINGS = {"memory": UnservedMemory(), "trace": UnservedTrace(), "log": UnservedLog()}
+SETTINGS = {"memory": None, "trace": None, "log": None}  # which the repository API has nothing to do with
 
 
 @pytest.fixture
