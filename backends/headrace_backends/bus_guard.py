@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -25,6 +26,8 @@ _LIBC: Final = ctypes.PyDLL(None, use_errno=True)
 _SA_SIGINFO: Final = 4
 _MAP_FIXED: Final = 0x10
 _FAILED: Final = ctypes.c_void_p(-1).value
+_CODE_OFFSET: Final = 8
+"""Where siginfo_t has si_code."""
 _ADDRESS_OFFSET: Final = 16 if ctypes.sizeof(ctypes.c_void_p) == 8 else 12
 """Where siginfo_t has si_addr."""
 
@@ -90,6 +93,8 @@ class BusGuard:
                     ctypes.set_errno(saved)
                     return
         _LIBC.sigaction(signal.SIGBUS, ctypes.byref(self._previous), None)
+        if ctypes.c_int.from_address(info + _CODE_OFFSET).value <= 0:
+            os.kill(os.getpid(), signal.SIGBUS)  # sent by a process: unlike a fault it does not come again by itself
 
 
 def _fill(address: int, end: int) -> bool:

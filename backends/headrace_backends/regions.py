@@ -26,7 +26,7 @@ class Region(Protocol):
     """Memory of a client. Ranges come from the server, which has checked that they are within the region."""
 
     def read(self, ref: TensorRef, alignment: int) -> memoryview:
-        """Return these bytes, read-only, at an address that `alignment` divides. Raises INVALID_ARG where they are gone."""
+        """Return these bytes, read-only, at an address that `alignment` divides. Raises INVALID_ARG where that fails."""
         ...
 
     def window(self, ref: TensorRef, alignment: int) -> memoryview | None:
@@ -38,7 +38,7 @@ class Region(Protocol):
         ...
 
     def lost(self, ref: TensorRef) -> bool:
-        """Whether these bytes were gone at some time since the region was attached."""
+        """Whether the region was found too short for its tensors, now or before."""
         ...
 
     def close(self) -> None:
@@ -56,17 +56,15 @@ class SystemRegion:
         self._map: Final = mmap.mmap(fd, offset + nbytes - start, offset=start)
         self._view: Final = memoryview(self._map)[offset - start :]
         self._readonly: Final = self._view.toreadonly()
-        self._faulted = False
+        self._lost = False
         self._address: Final = int(np.frombuffer(self._map, np.uint8).ctypes.data)
         pages = -(-len(self._map) // mmap.PAGESIZE) * mmap.PAGESIZE
         GUARD.watch(self._address, pages, self._fault)
 
     def _fault(self) -> None:
-        self._faulted = True
+        self._lost = True
 
     def read(self, ref: TensorRef, alignment: int) -> memoryview:
-        if self.lost(ref):
-            raise _gone()
         data = self._readonly[ref.offset : ref.offset + ref.nbytes]
         return data if self._aligned(ref, alignment) else memoryview(bytes(data))
 
@@ -78,7 +76,8 @@ class SystemRegion:
         np.copyto(target, np.frombuffer(data, np.uint8))  # unlike assigning to a view, it lets other threads run
 
     def lost(self, ref: TensorRef) -> bool:
-        return self._faulted or self._map.size() < self._start + ref.offset + ref.nbytes
+        self._lost = self._lost or self._map.size() < self._start + ref.offset + ref.nbytes
+        return self._lost
 
     def _aligned(self, ref: TensorRef, alignment: int) -> bool:
         return not (self._start + ref.offset) % alignment  # pages are aligned to anything
@@ -118,6 +117,9 @@ class RegionMap:
 
     def read(self, tensor: Tensor) -> memoryview:
         """Return the wire form of an input. Raises INVALID_ARG where its memory cannot be used."""
+        lost = self.lost({tensor.name: tensor.ref})
+        if lost is not None:
+            raise lost
         return self._find(tensor.ref).read(tensor.ref, _alignment(tensor.datatype))
 
     def places(self, outputs: tuple[tuple[str, TensorRef], ...]) -> dict[str, Place]:
@@ -125,10 +127,17 @@ class RegionMap:
         return {name: Place(self._find(ref), ref) for name, ref in outputs}
 
     def lost(self, refs: Mapping[str, TensorRef]) -> InferError | None:
-        """Return the error for the first tensor whose memory went while a request ran."""
+        """Return the error for the first tensor whose memory cannot be used, or went while a request ran."""
         for name, ref in refs.items():
-            if self._find(ref).lost(ref):
-                return invalid(f"tensor '{name}': {_gone().message}")
+            try:
+                lost = self._find(ref).lost(ref)
+            except InferError as error:
+                return error
+            if lost:
+                return invalid(
+                    f"tensor '{name}': its shared memory cannot be used, because the object was shortened while it was "
+                    "registered, or the system has no memory left for it; register it again"
+                )
         return None
 
     def _find(self, ref: TensorRef) -> Region:
@@ -171,10 +180,3 @@ class Place:
 
 def _alignment(datatype: str) -> int:
     return BY_NAME[datatype].itemsize or 1
-
-
-def _gone() -> InferError:
-    return invalid(
-        "its shared memory cannot be used: the object was shortened while it was registered, or the system has no memory "
-        "left for it; register it again"
-    )
