@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from openapi_spec_validator import validate
 
+from headrace.config import LogSettings
 from headrace.gateway.http import errors, request_codec
 from headrace.gateway.http.openapi.bodies import schemas
 from headrace.gateway.http.openapi.document import KINDS, document
@@ -16,6 +17,8 @@ from headrace.gateway.http.openapi.operations import OPERATIONS
 from headrace.gateway.http.openapi.parts import FAILURES
 from headrace.gateway.http.routes import PATHS, Endpoint
 from headrace.gateway.restricted import KINDS as RESTRICTED
+from headrace.observability.logging import LogControl
+from headrace.observability.trace_settings import Sampler, TraceValues, shown
 from headrace.repository.proto_json import to_dict
 from headrace_protocol._generated import grpc_service_pb2, model_config_pb2
 
@@ -176,6 +179,18 @@ def test_a_message_is_printed_as_its_schema_says(message):
 def test_a_member_that_a_message_lacks_is_not_in_its_schema():
     with pytest.raises(jsonschema.ValidationError, match="'speed' was unexpected"):
         check({**to_dict(model_config_pb2.ModelConfig()), "speed": 1}, schemas()["ModelConfig"])
+
+
+def test_trace_settings_are_shown_as_their_schema_says():
+    check(shown(Sampler(TraceValues(("TIMESTAMPS", "TENSORS"), 1, 7)), "/traces"), schemas()["TraceSettings"])
+    check(shown(Sampler(TraceValues()), ""), schemas()["TraceSettings"])
+
+
+def test_log_settings_are_shown_as_their_schema_says():
+    check(
+        LogControl(LogSettings(verbose=1, info=True, warning=True, error=False, format="json", file="")).get(),
+        schemas()["LogSettings"],
+    )
 
 
 @pytest.mark.parametrize(

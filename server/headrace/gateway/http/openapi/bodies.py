@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from headrace.flags import LOG_FORMATS, MOST_VERBOSE
 from headrace.gateway.http.openapi.proto_schema import message_schemas
 from headrace.gateway.http.openapi.schema import (
     SIZE,
@@ -18,6 +19,7 @@ from headrace.gateway.http.openapi.schema import (
     reference,
 )
 from headrace.gateway.http.openapi.tensors import inference_schemas
+from headrace.observability.trace_settings import COUNTS, LEVELS, LOG_FREQUENCIES, MODE, OFF, RATES
 from headrace.types import CudaRegion, IndexEntry, ModelMetadata, ServerMetadata, SystemRegion
 from headrace_protocol._generated import grpc_service_pb2, model_config_pb2
 
@@ -103,36 +105,37 @@ def _of_memory() -> dict[str, Schema]:
 
 
 def _of_settings() -> dict[str, Schema]:
-    levels = array_of({"type": "string", "enum": ["OFF", "TIMESTAMPS", "TENSORS"]})
-    number, flag = or_null(_TEXT), or_null(_FLAG)
-    return {
-        "TraceSettings": object_of({"trace_level": levels}, ("trace_level",), additionalProperties=_TEXT),
-        "TraceSettingsRequest": object_of(
-            {
-                "trace_level": or_null(levels),
-                "trace_rate": number,
-                "trace_count": number,
-                "log_frequency": number,
-            }
-        ),
-        "LogSettings": exact_object(
-            {
-                "log_file": _TEXT,
-                "log_info": _FLAG,
-                "log_warning": _FLAG,
-                "log_error": _FLAG,
-                "log_verbose_level": {"type": "integer", "minimum": 0},
-                "log_format": _TEXT,
-            },
-            ("log_file", "log_info", "log_warning", "log_error", "log_verbose_level", "log_format"),
-        ),
-        "LogSettingsRequest": object_of(
-            {
-                "log_info": flag,
-                "log_warning": flag,
-                "log_error": flag,
-                "log_verbose_level": or_null({"type": "integer"}),
-                "log_format": or_null(_TEXT),
-            }
-        ),
+    level = {"anyOf": [{"const": [OFF]}, array_of({"type": "string", "enum": list(LEVELS)})]}
+    trace = {
+        "trace_level": described(level, "What is written of a traced request."),
+        "trace_rate": _decimal(RATES, "One of so many requests is traced."),
+        "trace_count": _decimal(COUNTS, "How many more are traced; -1: any number."),
+        "log_frequency": _decimal(LOG_FREQUENCIES, "Traces after which the next file begins; 0: all go into one."),
     }
+    mode = {"const": MODE}
+    shown = {**trace, "trace_file": described(_TEXT, "Where traces go."), "trace_mode": mode}
+    verbosity = {"type": "integer", "minimum": 0, "maximum": MOST_VERBOSE}
+    log = {
+        "log_info": _FLAG,
+        "log_warning": _FLAG,
+        "log_error": _FLAG,
+        "log_verbose_level": verbosity,
+        "log_format": {"type": "string", "enum": list(LOG_FORMATS)},
+    }
+    told = {**log, "log_file": described(_TEXT, "Empty: stdout and stderr.")}
+    return {
+        "TraceSettings": exact_object(shown, tuple(shown)),
+        "TraceSettingsRequest": exact_object(_nullable({**trace, "trace_mode": mode})),
+        "LogSettings": exact_object(told, tuple(told)),
+        "LogSettingsRequest": exact_object(_nullable(log)),
+    }
+
+
+def _decimal(allowed: tuple[int, int], text: str) -> Schema:
+    low, high = allowed
+    pattern = "^-?[0-9]{1,19}$" if low < 0 else "^[0-9]{1,19}$"
+    return {"type": "string", "pattern": pattern, "description": f"{text} {low} to {high}."}
+
+
+def _nullable(properties: dict[str, Schema]) -> dict[str, Schema]:
+    return {name: or_null(schema) for name, schema in properties.items()}
