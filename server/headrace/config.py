@@ -225,6 +225,7 @@ def _grpc(values: Mapping[str, Any]) -> GrpcSettings:
         max_connection_age_grace_ms=values["grpc-max-connection-age-grace"],
         header_forward_pattern=values["grpc-header-forward-pattern"],
         restricted=by_kind(values["grpc-restricted-protocol"]),
+        reflection=values["grpc-reflection"],
     )
 
 

@@ -285,6 +285,7 @@ SERVED = (
         "GROUP",
         many=True,
     ),
+    _served("grpc-reflection", boolean, "true", "tell tools what the gRPC services look like", "BOOL"),
     _served(
         "grpc-infer-response-compression-level",
         choice("none", "low", "medium", "high"),

@@ -2,10 +2,12 @@
 
 import asyncio
 import socket
+import stat
 
 import grpc
 import grpc.aio
 import pytest
+import tritonclient.grpc
 
 from grpc_doors import INFERENCE, EchoData, RecordingControl, infer_request
 from headrace.gateway.grpc.settings import GrpcSettings
@@ -89,3 +91,73 @@ def test_auto_takes_the_native_transport_where_it_can_do_what_is_asked():
 def test_the_native_transport_is_refused_what_it_cannot_do():
     with pytest.raises(InferError, match="compress"):
         choose_transport(GrpcSettings(transport="pygrpc-native", compression="high"))
+
+
+def test_auto_takes_grpcio_where_pings_are_limited():
+    assert choose_transport(GrpcSettings(max_ping_strikes=0)) == "grpcio"
+    with pytest.raises(InferError, match="pings"):
+        choose_transport(GrpcSettings(transport="pygrpc-native", max_pings_without_data=5))
+
+
+@pytest.mark.parametrize("address", ["::", "[::]"])
+async def test_the_ipv6_wildcard_takes_ipv4_too(open_door, address):
+    door = await open_door(address=address)
+    for host in ("[::1]", "127.0.0.1"):
+        async with grpc.aio.insecure_channel(f"{host}:{door.port}") as channel:
+            assert await channel.unary_unary(INFERENCE + "ServerLive")(b"", timeout=5)
+
+
+async def test_an_ipv6_address_may_stand_in_brackets(open_door):
+    door = await open_door(address="[::1]")
+    async with grpc.aio.insecure_channel(f"[::1]:{door.port}") as channel:
+        assert await channel.unary_unary(INFERENCE + "ServerLive")(b"", timeout=5)
+
+
+@pytest.mark.parametrize("form", ["unix:{}", "unix://{}"])
+async def test_the_server_listens_on_a_unix_socket_that_owner_and_group_may_use(open_door, tmp_path, form):
+    path = tmp_path / "s"
+    door = await open_door(address=form.format(path))
+    assert door.port == 0
+    assert stat.S_IMODE(path.lstat().st_mode) == 0o660
+
+    def live():
+        with tritonclient.grpc.InferenceServerClient(f"unix:{path}") as client:
+            return client.is_server_live()
+
+    assert await asyncio.to_thread(live)
+    async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+        call = channel.stream_stream(INFERENCE + "ModelStreamInfer")()
+        await call.write(infer_request().SerializeToString())
+        assert await call.read()
+        await call.done_writing()
+        assert await call.code() is grpc.StatusCode.OK
+    await door.gateway.stop(0)
+    assert [*tmp_path.iterdir()] == []
+
+
+async def test_a_unix_socket_that_a_dead_server_left_is_replaced(open_door, tmp_path):
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "s"))
+    await open_door(address=f"unix:{tmp_path}/s")
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/s") as channel:
+        assert await channel.unary_unary(INFERENCE + "ServerLive")(b"", timeout=5)
+
+
+async def test_a_unix_socket_that_is_served_is_an_error_and_stays(open_door, tmp_path):
+    await open_door(address=f"unix:{tmp_path}/s")
+    with pytest.raises(OSError, match=f"unix:{tmp_path}/s.*already"):
+        await open_door(address=f"unix:{tmp_path}/s")
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/s") as channel:
+        assert await channel.unary_unary(INFERENCE + "ServerLive")(b"", timeout=5)
+
+
+async def test_a_file_that_is_no_socket_is_an_error_and_stays(open_door, tmp_path):
+    (tmp_path / "s").write_text("precious")
+    with pytest.raises(OSError, match="no socket"):
+        await open_door(address=f"unix:{tmp_path}/s")
+    assert (tmp_path / "s").read_text() == "precious"
+
+
+async def test_a_unix_socket_in_a_folder_that_is_not_there_is_an_error(open_door, tmp_path):
+    with pytest.raises(OSError, match="unix:"):
+        await open_door(address=f"unix:{tmp_path}/no/s")

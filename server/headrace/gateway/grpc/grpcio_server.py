@@ -11,21 +11,23 @@ import grpc.aio
 
 from headrace.gateway.grpc import reflection
 from headrace.gateway.grpc.access import Guard
+from headrace.gateway.grpc.binding import claimed
 from headrace.gateway.grpc.errors import STATUS, details
 from headrace.gateway.grpc.paths import MODEL_STREAM_INFER, REFLECTION, WATCH
 from headrace.gateway.grpc.service import Awaited, GrpcService, Immediate, failure
 from headrace.gateway.grpc.settings import GrpcSettings
-from headrace.gateway.grpc.unix_socket import restricted_socket
+from headrace.gateway.unix_socket import UnixSocket
 from headrace_protocol.errors import InferError
 
 _COMPRESSION_LEVEL: Final = {"low": 1, "medium": 2, "high": 3}
 
 
 class GrpcioServer:
-    """One grpc.aio server over a service."""
+    """One grpc.aio server over a service, on a port or the Unix socket `file`."""
 
-    def __init__(self, service: GrpcService, settings: GrpcSettings) -> None:
+    def __init__(self, service: GrpcService, settings: GrpcSettings, file: UnixSocket | None) -> None:
         self._service = service
+        self._file = file
         self._settings = settings
         self._server: Any = None
 
@@ -39,7 +41,7 @@ class GrpcioServer:
         handlers |= stream_handlers(service, self._settings)
         add_handlers(server, handlers)
         try:
-            with restricted_socket(self._settings):
+            with claimed(self._file):
                 port: int = server.add_insecure_port(self._settings.target)
         except RuntimeError as error:
             raise OSError(f"cannot serve gRPC on {self._settings.target}: {error}") from error

@@ -15,12 +15,14 @@ from typing import Any, Final
 
 from pygrpc_native import EVENT_CALL, NativeGrpcFront
 
+from headrace.gateway.grpc.binding import claimed
 from headrace.gateway.grpc.errors import NUMBER, RESOURCE_EXHAUSTED, details
 from headrace.gateway.grpc.grpcio_server import StreamServer
 from headrace.gateway.grpc.paths import MODEL_INFER, Metadata
 from headrace.gateway.grpc.service import Awaited, GrpcService, Immediate, failure
 from headrace.gateway.grpc.settings import GrpcSettings
-from headrace.gateway.grpc.unix_socket import restricted_socket
+from headrace.gateway.unix_socket import UnixSocket
+from headrace.observability.trace import GRPC_SEND_END
 from headrace.planes import Cancellable, Outcome
 from headrace_protocol.errors import InferError, cancelled, unavailable
 
@@ -34,10 +36,11 @@ Event = tuple[int, int, int, bytes | None, bytes | str | None, Any]
 
 
 class NativeServer:
-    """One native front over a service."""
+    """One native front over a service, on a port or the Unix socket `file`."""
 
-    def __init__(self, service: GrpcService, settings: GrpcSettings) -> None:
+    def __init__(self, service: GrpcService, settings: GrpcSettings, file: UnixSocket | None) -> None:
         self._settings = settings
+        self._file = file
         self._service = service
         self._methods: list[tuple[str, Immediate | None, Awaited | None]] = [
             *((path, handler, None) for path, handler in service.immediate.items()),
@@ -60,7 +63,7 @@ class NativeServer:
         """Bind, serve, and return the port. Raises OSError where the port cannot be had."""
         settings = self._settings
         self._loop = asyncio.get_running_loop()
-        with restricted_socket(settings):
+        with claimed(self._file):
             front = NativeGrpcFront(
                 settings.target,
                 [(path, False) for path, _, _ in self._methods],
@@ -185,6 +188,8 @@ class NativeServer:
             self._fail(call_id, failure(MODEL_INFER, error))
         else:
             self._front.respond(call_id, answer)
+            if outcome.trace is not None:
+                outcome.trace.mark(GRPC_SEND_END)
 
     def _forget(self, call_id: int) -> Cancellable | None:
         inference = self._inferences.pop(call_id, None)

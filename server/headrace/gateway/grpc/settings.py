@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from headrace.gateway.address import UNIX, unix_path, where
 from headrace.gateway.restricted import Restrictions
 
 INT32_MAX = 2**31 - 1
-
-_UNIX = "unix:"
 
 Transport = Literal["auto", "grpcio", "pygrpc-native"]
 Compression = Literal["none", "low", "medium", "high"]
@@ -62,22 +61,7 @@ class GrpcSettings:
         )
 
     @property
-    def unix_path(self) -> str | None:
-        """The path where the address is a Unix domain socket, `unix:<path>`; None where it is a host."""
-        if not self.address.startswith(_UNIX):
-            return None
-        path = self.address.removeprefix(_UNIX)
-        return path.removeprefix("//") if path.startswith("///") else path
-
-    @property
-    def host(self) -> str:
-        """The host without the brackets that may stand around an IPv6 address."""
-        return self.address[1:-1] if self.address.startswith("[") and self.address.endswith("]") else self.address
-
-    @property
     def target(self) -> str:
         """The address and port as gRPC writes them."""
-        if self.unix_path is not None:
-            return f"{_UNIX}{self.unix_path}"
-        host = self.host
-        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        path = unix_path(self.address)
+        return where(self.address, self.port) if path is None else f"{UNIX}{path}"

@@ -7,10 +7,11 @@ import socket
 from typing import Literal, Protocol
 
 from headrace.clock import Clock, SystemClock
+from headrace.gateway.address import host, unix_path
 from headrace.gateway.grpc.grpcio_server import GrpcioServer
 from headrace.gateway.grpc.service import GrpcService
 from headrace.gateway.grpc.settings import INT32_MAX, GrpcSettings
-from headrace.gateway.grpc.unix_socket import UnixSocket
+from headrace.gateway.unix_socket import UnixSocket
 from headrace.planes import ControlPlane, DataPlane
 from headrace_protocol.errors import invalid
 
@@ -31,21 +32,18 @@ class GrpcGateway:
     ) -> None:
         self.transport = choose_transport(settings)
         self._settings = settings
-        self._socket = UnixSocket(settings.unix_path) if settings.unix_path is not None else None
-        self._server = _server(self.transport, GrpcService(data, control, clock or SystemClock(), settings), settings)
+        path = unix_path(settings.address)
+        self._file = None if path is None else UnixSocket(path)
+        service = GrpcService(data, control, clock or SystemClock(), settings)
+        self._server = _server(self.transport, service, settings, self._file)
 
     async def start(self) -> int:
         """Serve, and return the port, 0 on a Unix socket. Raises OSError, naming the address, where it cannot be had."""
         try:
-            if self._socket is not None:
-                self._socket.make_room()
-            else:
+            if self._file is None:
                 _check_free(self._settings)
             port = await self._server.start()
-            if self._socket is not None:
-                self._socket.bound()
-                return 0
-            return port
+            return port if self._file is None else 0
         except OSError as error:
             reason = error.strerror or str(error)
             raise OSError(error.errno, f"cannot serve gRPC on {self._settings.target}: {reason}") from error
@@ -53,8 +51,8 @@ class GrpcGateway:
     async def stop(self, grace_s: float = 0.0) -> None:
         """Refuse new calls, let those in flight end within `grace_s` seconds, cancel the rest, close the port."""
         await self._server.stop(grace_s)
-        if self._socket is not None:
-            self._socket.remove()
+        if self._file is not None:
+            self._file.remove()
 
 
 def choose_transport(settings: GrpcSettings) -> Literal["grpcio", "pygrpc-native"]:
@@ -87,12 +85,12 @@ def _native_obstacle(settings: GrpcSettings) -> str | None:
     return None
 
 
-def _server(transport: str, service: GrpcService, settings: GrpcSettings) -> Server:
+def _server(transport: str, service: GrpcService, settings: GrpcSettings, file: UnixSocket | None) -> Server:
     if transport == "grpcio":
-        return GrpcioServer(service, settings)
+        return GrpcioServer(service, settings, file)
     from headrace.gateway.grpc.native_server import NativeServer
 
-    return NativeServer(service, settings)
+    return NativeServer(service, settings, file)
 
 
 def _check_free(settings: GrpcSettings) -> None:
@@ -103,7 +101,7 @@ def _check_free(settings: GrpcSettings) -> None:
     if settings.reuse_port:
         return
     for family, kind, protocol, _, address in socket.getaddrinfo(
-        settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        host(settings.address), settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     ):
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
