@@ -18,6 +18,7 @@ from headrace.types import (
     InferenceResponse,
     ModelMetadata,
     OutputTensor,
+    Parameter,
     ServerMetadata,
     SystemRegion,
     TensorMetadata,
@@ -55,10 +56,17 @@ class StreamCall:
         self.unread = 0
         self._on_outcome = on_outcome
 
-    def send(self, data: bytes | None = b"", *, final: bool = False) -> None:
-        """Send a response with OUTPUT0, UINT8, holding `data`; None = an end without a response."""
-        outputs = [] if data is None else [OutputTensor("OUTPUT0", dt.UINT8, (len(data),), data)]
-        response = InferenceResponse(self.request.model_name, 1, outputs, None, self._released)
+    def send(
+        self,
+        data: bytes | None = b"",
+        *,
+        final: bool = False,
+        datatype: dt.DataType = dt.UINT8,
+        parameters: dict[str, Parameter] | None = None,
+    ) -> None:
+        """Send a response with OUTPUT0 holding `data`; None = an end without a response."""
+        outputs = [] if data is None else [OutputTensor("OUTPUT0", datatype, (len(data) // datatype.itemsize,), data)]
+        response = InferenceResponse(self.request.model_name, 1, outputs, parameters, self._released)
         response.id = self.request.id
         response.final = final or data is None
         response.empty = data is None

@@ -6,84 +6,10 @@ import asyncio
 import json
 import socket
 import sys
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import pytest
-import uvloop
 
-from echo_planes import EchoDataPlane, NotingControlPlane
-from headrace.gateway.http.app import HttpGateway, HttpSettings
-
-SETTINGS = HttpSettings(address="127.0.0.1", port=0)
-BODY = json.dumps({"inputs": [{"name": "INPUT0", "shape": [2], "datatype": "INT8", "data": [1, 2]}]}).encode()
-READY = b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\n\r\n"
-LAST = READY.replace(b"Host: x", b"Connection: close")
-SECONDS = 10
-
-
-def infer(*headers: str, model: str = "echo", body: bytes = BODY) -> bytes:
-    lines = [f"POST /v2/models/{model}/infer HTTP/1.1", f"Content-Length: {len(body)}", *headers]
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
-
-
-class Client:
-    """A raw connection to the door."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    def send(self, *parts: bytes) -> None:
-        for part in parts:
-            self.writer.write(part)
-
-    async def answer(self) -> tuple[int, dict[str, str], bytes]:
-        async with asyncio.timeout(SECONDS):
-            head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
-            status, *lines = head.rstrip().split("\r\n")
-            headers = dict(line.split(": ", 1) for line in lines)
-            return int(status.split()[1]), headers, await self.reader.readexactly(int(headers["Content-Length"]))
-
-    async def rest(self) -> bytes:
-        return await asyncio.wait_for(self.reader.read(), SECONDS)
-
-
-class Door:
-    def __init__(self, settings: HttpSettings) -> None:
-        self.data = EchoDataPlane()
-        self.gateway = HttpGateway(self.data, NotingControlPlane(), settings)
-        self.port = 0
-        self.clients: list[Client] = []
-
-    async def connect(self, **options: int) -> Client:
-        client = Client(*await asyncio.open_connection("127.0.0.1", self.port, **options))
-        self.clients.append(client)
-        return client
-
-
-OnDoor = Callable[..., None]
-
-
-@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def on_door(request: pytest.FixtureRequest) -> OnDoor:
-    """Run a scenario with a door of its own, on each event loop."""
-
-    def run(scenario: Callable[[Door], Awaitable[None]], **settings: float) -> None:
-        async def main() -> None:
-            door = Door(replace(SETTINGS, **settings))
-            door.port = await door.gateway.start()
-            try:
-                async with asyncio.timeout(60):
-                    await scenario(door)
-            finally:
-                for client in door.clients:
-                    client.writer.close()
-                await door.gateway.stop(1)
-
-        request.param(main())
-
-    return run
+from http_connection import BODY, LAST, READY, SECONDS, Door, infer
 
 
 def test_requests_of_one_connection_are_answered_one_after_the_other(on_door):
