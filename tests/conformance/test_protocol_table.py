@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from conformance.table import arrays, health, http_bodies, models, parameters, refusals
+from conformance.table import arrays, health, http_bodies, memory, models, parameters, refusals, repository, settings
 from conformance.table.asking import asking
 from conformance.table.cases import Case, judge, table
 from harness import RunningServer, running
@@ -18,13 +18,16 @@ FLAGS = (
     *("--model-control-mode=explicit", "--exit-on-error=false", "--strict-readiness=false"),
     *(f"--load-model={name}" for name in models.LOADED),
 )
+OPEN = ("--allow-client-shm=true", "--allow-model-upload=true", "--trace-config=triton,file={traces}")
+"""What is off by default and on for most of the table."""
 
 
 @pytest.fixture(scope="module")
 def open_ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
     """Return the client of a door of the server with these flags: the same one each time, for the whole module."""
-    repository: Path = tmp_path_factory.mktemp("models")
-    models.write(repository)
+    folder: Path = tmp_path_factory.mktemp("models")
+    models.write(folder)
+    traces = tmp_path_factory.mktemp("traces") / "trace.json"
     servers: dict[tuple[str, ...], RunningServer | BaseException] = {}
     opened: dict[tuple[str, ...], Any] = {}
     with contextlib.ExitStack() as stack:
@@ -34,7 +37,9 @@ def open_ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
                 flags = (*flags, "--grpc-transport=grpcio")
             if flags not in servers:
                 try:
-                    servers[flags] = stack.enter_context(running(repository, *flags))
+                    servers[flags] = stack.enter_context(
+                        running(folder, *[flag.format(traces=traces) for flag in flags])
+                    )
                 except BaseException as error:
                     servers[flags] = error  # it is not tried again for each row
             server = servers[flags]
@@ -50,7 +55,7 @@ def open_ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
 @pytest.fixture
 def ask(door: str, open_ask: Callable[..., Any]) -> Any:
     """A client of the door at hand, of the server that most of the table runs against."""
-    return open_ask(door, *FLAGS)
+    return open_ask(door, *FLAGS, *OPEN)
 
 
 @table(health.CASES)
@@ -76,3 +81,36 @@ def test_parameters_and_classes(ask: Any, case: Case) -> None:
 @table(http_bodies.CASES)
 def test_bodies_over_http(ask: Any, case: Case) -> None:
     judge(ask, case)
+
+
+@table(repository.CASES)
+def test_the_repository(ask: Any, case: Case) -> None:
+    judge(ask, case)
+
+
+@table(settings.CASES)
+def test_settings(ask: Any, case: Case) -> None:
+    judge(ask, case)
+
+
+@pytest.fixture(scope="module")
+def planted() -> Iterator[None]:
+    with memory.planted():
+        yield
+
+
+@pytest.mark.usefixtures("planted")
+@table(memory.CASES)
+def test_shared_memory(ask: Any, case: Case) -> None:
+    judge(ask, case)
+
+
+@pytest.mark.usefixtures("planted")
+@table(memory.CLOSED_CASES, repository.CLOSED_CASES, settings.CLOSED_CASES)
+def test_what_is_off_by_default(open_ask: Callable[..., Any], door: str, case: Case) -> None:
+    judge(open_ask(door, *FLAGS), case)
+
+
+@table(repository.NONE_CASES, doors=("http", "grpc"))
+def test_loading_where_it_is_not_allowed(open_ask: Callable[..., Any], door: str, case: Case) -> None:
+    judge(open_ask(door, "--exit-on-error=false", "--strict-readiness=false"), case)

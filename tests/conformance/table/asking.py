@@ -325,13 +325,14 @@ def _grpc_answer(result: grpcclient.InferResult) -> Answer:
     told = result.get_response()
     assert len(told.raw_output_contents) in (0, len(told.outputs)), "an entry for each output"
     assert not any(one.HasField("contents") for one in told.outputs), "answers have raw contents alone"
-    arrays = {one.name: result.as_numpy(one.name) for one in told.outputs}
+    sent = zip(told.outputs, told.raw_output_contents, strict=False)
+    arrays = {one.name: result.as_numpy(one.name) for one, raw in sent if raw or 0 in one.shape}
     return Answer(
         told.model_name,
         told.model_version,
         told.id or None,
         {key: getattr(value, value.WhichOneof("parameter_choice")) for key, value in told.parameters.items()},
-        {name: _as_bytes(array) for name, array in arrays.items() if array is not None},
+        {name: _as_bytes(array) for name, array in arrays.items()},
         {one.name: one.datatype for one in told.outputs},
         {one.name: tuple(one.shape) for one in told.outputs},
         [one.name for one in told.outputs],
