@@ -159,11 +159,15 @@ def test_what_is_noted_down_of_one_request_is_bounded():
     sink = Kept()
     held = trace(sink)
     for _ in range(10_000):
-        held.mark("INFER_RESPONSE_COMPLETE")
+        held.responded()
         held.tensor("TENSOR_BACKEND_OUTPUT", "x", dt.INT8, (1 << 16,), bytes(1 << 16))
+        held.sending("HTTP_SEND_START")
+    held.mark("REQUEST_END")
     del held
     (kept,) = sink.records
-    assert len(kept.events) == MAX_EVENTS
+    assert len(kept.events) == MAX_EVENTS + 1
+    assert kept.events[-1][0] == "REQUEST_END", "the end is there however many responses there were"
+    assert [name for name, _ in kept.events].count("HTTP_SEND_START") == 1
     assert len(kept.tensors) <= 256
     assert sum(len(note.data) for note in kept.tensors) <= 8 << 20
 

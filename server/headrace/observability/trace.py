@@ -36,7 +36,7 @@ QUEUE_INPUT: Final = "TENSOR_QUEUE_INPUT"
 BACKEND_OUTPUT: Final = "TENSOR_BACKEND_OUTPUT"
 
 MAX_EVENTS: Final = 512
-"""Moments noted down of one request: a stream may have any number of responses."""
+"""Moments noted down of one request, after which responses are no longer: a stream may have any number of them."""
 MAX_TENSORS: Final = 256
 MAX_TENSOR_BYTES: Final = 1 << 20
 """Bytes of one tensor that are written."""
@@ -96,7 +96,7 @@ class Sink(Protocol):
 class Trace:
     """Notes down what happens to a request. Held by it and its response; used from the event loop."""
 
-    __slots__ = ("_now_ns", "_record", "_sink", "_tensors", "_timestamps")
+    __slots__ = ("_now_ns", "_record", "_sending", "_sink", "_tensors", "_timestamps")
 
     def __init__(self, record: TraceRecord, levels: Sequence[str], now_ns: Callable[[], int], sink: Sink) -> None:
         self._record = record
@@ -104,15 +104,26 @@ class Trace:
         self._tensors = "TENSORS" in levels
         self._now_ns = now_ns
         self._sink = sink
+        self._sending = False
 
     def __del__(self) -> None:
         self._sink.put(self._record)
 
     def mark(self, name: str, at_ns: int = 0) -> None:
         """Note a moment down: `at_ns` of the monotonic clock, 0 = now."""
-        events = self._record.events
-        if self._timestamps and len(events) < MAX_EVENTS:
-            events.append((name, at_ns or self._now_ns()))
+        if self._timestamps:
+            self._record.events.append((name, at_ns or self._now_ns()))
+
+    def responded(self) -> None:
+        """Note down that a response is there; of very many only the first ones."""
+        if len(self._record.events) < MAX_EVENTS:
+            self.mark(INFER_RESPONSE_COMPLETE)
+
+    def sending(self, name: str) -> None:
+        """Note down, under this name, that an answer begins to be sent: where it has several parts, the first time."""
+        if not self._sending:
+            self._sending = True
+            self.mark(name)
 
     def computed(self, start_ns: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
         """Note down when a batch with the request began to execute, and how long each part of that took."""

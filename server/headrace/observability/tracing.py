@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from headrace.clock import Clock, SystemClock
 from headrace.observability.trace import (
     BACKEND_OUTPUT,
-    INFER_RESPONSE_COMPLETE,
     QUEUE_INPUT,
     REQUEST_END,
     REQUEST_START,
@@ -128,7 +127,7 @@ class Tracer:
 
 def trace_response(trace: Trace, response: InferenceResponse) -> None:
     """Note a response down. It holds the trace from here on."""
-    trace.mark(INFER_RESPONSE_COMPLETE)
+    trace.responded()
     for output in response.outputs:
         data = None if output.in_region else output.data
         trace.tensor(BACKEND_OUTPUT, output.name, output.datatype, output.shape, data)

@@ -20,9 +20,10 @@ from headrace.gateway.grpc.request_parsing import parse
 from headrace.gateway.grpc.response_codec import encode_infer
 from headrace.gateway.grpc.settings import GrpcSettings
 from headrace.gateway.grpc.settings_service import SettingsService
-from headrace.gateway.grpc.stream import InferStream, Read, Write
+from headrace.gateway.grpc.stream import InferStream, Read, Write, trace_received
 from headrace.gateway.header_forward import compile_pattern, forward
 from headrace.gateway.version import parse_version
+from headrace.observability.trace import GRPC_SEND_END, GRPC_SEND_START
 from headrace.planes import Cancellable, ControlPlane, DataPlane, LoadParameters, Outcome
 from headrace.types import InferenceRequest, InferenceResponse
 from headrace_protocol._generated import grpc_service_pb2 as pb
@@ -146,18 +147,35 @@ class GrpcService:
         return b""
 
     async def model_infer(self, data: bytes, metadata: Metadata) -> bytes:
-        return self.answer_infer(await self._data.infer(self._decode_infer(data, metadata)))
+        request = self._decode_infer(data, metadata)
+        received_ns = request.received_ns
+        inferring = self._data.infer(request)
+        del request  # the traceback of an error keeps this frame, which must not keep the request's memory
+        response = await inferring
+        if response.trace is not None:
+            trace_received(response.trace, received_ns)
+        answer = self.answer_infer(response)
+        if response.trace is not None:
+            response.trace.mark(GRPC_SEND_END)  # grpc.aio does not tell when it has sent it
+        return answer
 
     def begin_infer(self, data: bytes, metadata: Metadata, done: Callable[[Outcome], None]) -> Cancellable:
         """Begin a ModelInfer; a response that `done` gets goes through `answer_infer`. Raises InferError."""
-        return self._data.submit(self._decode_infer(data, metadata), done)
+        request = self._decode_infer(data, metadata)
+        under_way = self._data.submit(request, done)
+        if request.trace is not None:
+            trace_received(request.trace, request.received_ns)
+        return under_way
 
     def answer_infer(self, response: InferenceResponse) -> bytes:
         """Return the encoded response, and release it. Raises InferError where it is too large."""
         try:
-            return encode_infer(response, self._max_message_size)
+            data = encode_infer(response, self._max_message_size)
         finally:
             response.release()
+        if response.trace is not None:
+            response.trace.mark(GRPC_SEND_START)
+        return data
 
     async def model_stream_infer(self, metadata: Metadata, read: Read, write: Write) -> None:
         """Serve one stream to its end. Raises InferError where the call shall end with a status."""

@@ -15,6 +15,13 @@ from typing import Final
 from headrace.gateway.grpc.request_codec import parse_infer, read_infer
 from headrace.gateway.grpc.response_codec import encode_stream_end, encode_stream_error, encode_stream_response
 from headrace.gateway.grpc.stream_ledger import Answer, StreamLedger, StreamRequest
+from headrace.observability.trace import (
+    GRPC_SEND_END,
+    GRPC_SEND_START,
+    GRPC_WAITREAD_END,
+    GRPC_WAITREAD_START,
+    Trace,
+)
 from headrace.planes import DataPlane, Outcome
 from headrace.types import InferenceRequest
 from headrace_protocol.errors import InferError, internal, unavailable
@@ -97,6 +104,8 @@ class InferStream:
             self._annotate(inference)
             ordered = not self._data.decoupled(inference.model_name, inference.model_version)
             request.inference = self._data.stream(inference, partial(self._on_outcome, request))
+            if inference.trace is not None:
+                trace_received(inference.trace, inference.received_ns)
         except Exception as error:
             problem = _told(error)
         self._ledger.begin(request, len(data), ordered=ordered)
@@ -118,7 +127,9 @@ class InferStream:
                 try:
                     data = self._message(answer)
                     if data is not None:
+                        _trace_sending(answer)
                         await write(data)
+                    _trace_sent(answer)
                 finally:
                     answer.release()
                 ledger.written(answer)
@@ -161,6 +172,23 @@ class InferStream:
                 request.inference.cancel()
         for answer in answers:
             answer.release()
+
+
+def trace_received(trace: Trace, received_ns: int) -> None:
+    """Note down when a message was there. How long it took to come is known to the transports alone."""
+    trace.mark(GRPC_WAITREAD_START, received_ns)
+    trace.mark(GRPC_WAITREAD_END, received_ns)
+
+
+def _trace_sending(answer: Answer) -> None:
+    if not isinstance(answer.outcome, InferError) and answer.outcome.trace is not None:
+        answer.outcome.trace.sending(GRPC_SEND_START)
+
+
+def _trace_sent(answer: Answer) -> None:
+    if answer.last and not isinstance(answer.outcome, InferError) and answer.outcome.trace is not None:
+        answer.outcome.trace.sending(GRPC_SEND_START)
+        answer.outcome.trace.mark(GRPC_SEND_END)
 
 
 def _told(error: Exception) -> InferError:
