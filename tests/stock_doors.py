@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+from google.protobuf import json_format
 from tritonclient.utils import InferenceServerException
 
 from harness import RunningServer
+from headrace_protocol._generated import grpc_service_pb2 as pb
 
 DOORS = ("http", "grpc")
 _CODES = {
@@ -57,13 +59,9 @@ def index(door_client: Client) -> list[dict[str, str]]:
     return [{field: getattr(model, field) for field in fields if getattr(model, field)} for model in found.models]
 
 
-def statistics(door_client: Client, model: str, version: str = "") -> list[Any]:
+def statistics(door_client: Client, model: str, version: str = "") -> list[pb.ModelStatistics]:
     """Return the statistics as messages, whichever the door."""
-    if isinstance(door_client, grpcclient.InferenceServerClient):
-        return list(door_client.get_inference_statistics(model, version).model_stats)
-    from google.protobuf import json_format
-
-    from headrace_protocol._generated import grpc_service_pb2 as pb
-
     told = door_client.get_inference_statistics(model, version)
-    return list(json_format.ParseDict(told, pb.ModelStatisticsResponse()).model_stats)
+    if isinstance(told, dict):
+        return list(json_format.ParseDict(told, pb.ModelStatisticsResponse()).model_stats)
+    return list(pb.ModelStatisticsResponse.FromString(told.SerializeToString()).model_stats)  # the client has its own

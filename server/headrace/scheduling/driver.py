@@ -330,6 +330,8 @@ class SchedulerDriver:
             self._hand_over(pending.done, outcome)
 
     def _count_response(self, pending: Pending, outcome: Outcome, now: int) -> None:
+        if pending.done is None and not isinstance(outcome, InferError) and not outcome.final:
+            return  # it was on its way when the request was cancelled, which counts once, at the end
         statistics = self._statistics
         number = pending.responses
         infer_ns = now - (pending.since_ns or pending.started_ns)
