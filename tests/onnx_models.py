@@ -216,3 +216,10 @@ def endless(path: Path) -> Path:
             numpy_helper.from_array(np.array(0, np.float32), "zero"),
         ],
     )
+
+
+def products(path: Path, side: int, times: int) -> Path:
+    """OUTPUT0 = the square matrix INPUT0 multiplied `times` times with itself: work for a while, in all threads."""
+    names = ["INPUT0", *(f"product{i}" for i in range(times - 1)), "OUTPUT0"]
+    nodes = [helper.make_node("MatMul", [names[i], "INPUT0"], [names[i + 1]]) for i in range(times)]
+    return save(path, nodes, [tensor("INPUT0", [side, side])], [tensor("OUTPUT0", [side, side])])
