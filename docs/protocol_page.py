@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from headrace.gateway.http.openapi.document import document
 from headrace.gateway.http.openapi.parts import ANYWHERE
 from headrace_protocol.datatype import ALL
 from headrace_protocol.errors import ErrorCode
-from proto_source import Block, read
+from proto_source import Block, Line, read
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "protocol.md"
@@ -174,16 +174,18 @@ def _name(reference: dict[str, str]) -> str:
 # --- gRPC -------------------------------------------------------------------------------------------------------------
 
 
-def _services(blocks: Iterable[Block]) -> str:
+def _services(blocks: Collection[Block]) -> str:
+    names = {block.name for block in blocks}
     parts = ["## gRPC\n"]
     for block in blocks:
         if block.keyword == "service":
-            calls = ((f"`{call.name}`", _linked(call.kind), call.comment) for call in block.lines)
+            calls = ((f"`{call.name}`", _linked(call.kind, names), call.comment) for call in block.lines)
             parts.append(f"### {block.name}\n\n" + _table(("rpc", "request and answer", ""), calls))
     return "\n".join(parts)
 
 
-def _messages(blocks: Iterable[Block]) -> str:
+def _messages(blocks: Collection[Block]) -> str:
+    names = {block.name for block in blocks}
     parts = ["## Messages\n"]
     for block in blocks:
         if block.keyword == "service":
@@ -192,20 +194,28 @@ def _messages(blocks: Iterable[Block]) -> str:
         if block.keyword == "enum":
             table = _table(("value", "number", ""), ((f"`{v.name}`", v.number, v.comment) for v in block.lines))
         elif block.lines:
-            table = _table(("field", "number", "type", ""), map(_field_row, block.lines))
+            table = _table(
+                ("field", "number", "type", ""), (_field_row(line, names, block.name) for line in block.lines)
+            )
         else:
             table = "Empty.\n"
         parts.append(f"### {block.name}\n\n{text}{table}")
     return "\n".join(parts)
 
 
-def _field_row(line: Any) -> tuple[object, ...]:
+def _field_row(line: Line, names: Collection[str], around: str) -> tuple[object, ...]:
     one_of = f"One of `{line.oneof}`. " if line.oneof else ""
-    return f"`{line.name}`", line.number, _linked(line.kind), f"{one_of}{line.comment}"
+    return f"`{line.name}`", line.number, _linked(line.kind, names, around), f"{one_of}{line.comment}"
 
 
-def _linked(kind: str) -> str:
-    return re.sub(r"\b[A-Z][\w.]+", lambda name: f"[{name[0]}](#{_anchor(name[0])})", kind.replace("<", "&lt;"))
+def _linked(kind: str, names: Collection[str], around: str = "") -> str:
+    """Return a type with links to the messages and enums in it; `around` is the message in which it is named."""
+
+    def link(name: re.Match[str]) -> str:
+        inner = f"{around}.{name[0]}"
+        return f"[{name[0]}](#{_anchor(inner if inner in names else name[0])})"
+
+    return re.sub(r"\b[A-Z][\w.]+", link, kind.replace("<", "&lt;"))
 
 
 # --- options ----------------------------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from google.protobuf import text_format
 
 import headrace
 from headrace.flags import FLAGS
+from headrace.gateway.http.openapi.bodies import schemas
+from headrace.gateway.http.routes import PATHS
 from headrace_protocol._generated import grpc_service_pb2
 from headrace_protocol._generated import model_config_pb2 as pb
 
@@ -88,9 +90,31 @@ def test_compatibility_tells_of_every_rpc(rpc):
     assert f"`{rpc}`" in (ROOT / "docs/compatibility.md").read_text()
 
 
-@pytest.mark.parametrize("field", pb.ModelConfig.DESCRIPTOR.fields_by_name)
-def test_compatibility_tells_of_every_field_of_a_configuration(field):
-    assert f"`{field}`" in (ROOT / "docs/compatibility.md").read_text()
+@pytest.mark.parametrize("file", [grpc_service_pb2, pb], ids=["grpc_service", "model_config"])
+def test_compatibility_tells_of_every_field_of_every_message(file):
+    text = (ROOT / "docs/compatibility.md").read_text()
+    messages = list(file.DESCRIPTOR.message_types_by_name.values())
+    for message in messages:
+        messages += [inner for inner in message.nested_types if not inner.GetOptions().map_entry]
+
+    assert not [field.full_name for m in messages for field in m.fields if f"`{field.name}`" not in text]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [(method, path) for path, endpoint in PATHS.items() for method in endpoint.methods]
+)
+def test_compatibility_tells_of_every_endpoint(method, path):
+    named = path.replace("{model}/versions/{version}", "{m}")
+
+    text = (ROOT / "docs/compatibility.md").read_text()
+    assert f"`{method} {named}`" in text or f"`{method} {named.replace('{model}', '{m}')}`" in text
+
+
+@pytest.mark.parametrize("name", [name for name in schemas() if name.endswith(("Request", "Parameters", "Settings"))])
+def test_compatibility_tells_of_every_member_of_a_json_body(name):
+    text = (ROOT / "docs/compatibility.md").read_text()
+
+    assert not [member for member in schemas()[name].get("properties", ()) if f"`{member}`" not in text]
 
 
 def test_no_file_names_a_path_of_somebody_s_machine():
@@ -102,7 +126,7 @@ def test_no_file_names_a_path_of_somebody_s_machine():
 
 
 def test_the_sample_repository_has_the_models_of_the_readme():
-    assert MODELS == ["digits", "identity", "simple"]
+    assert MODELS == ["digits", "identity", "repeat", "simple"]
 
 
 @pytest.mark.parametrize("model", MODELS)
