@@ -8,22 +8,19 @@ batch; otherwise they are copied, as those that came over the wire are.
 
 from __future__ import annotations
 
-import mmap
-import os
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from headrace.instances.regions import IN_REGION, RequestRegions, Slice, deliver
+from headrace.instances.frame import Frame, nonsense, string_row_ends
+from headrace.instances.regions import RequestRegions, Slice, deliver
 from headrace.instances.signature import ModelSignature, PreparedRequest
 from headrace.types import InferenceResponse, OutputTensor
 from headrace_protocol.arena import ALIGNMENT, Arena
-from headrace_protocol.datatype import BY_NAME, BYTES, DataType, element_count
+from headrace_protocol.datatype import BYTES, element_count
 from headrace_protocol.errors import ErrorCode, FailureReason, InferError
 from headrace_protocol.messages import Error, Execute, RequestHeader, Response
-from headrace_protocol.tensor import ARENA, INLINE, REGION, Tensor, TensorRef
+from headrace_protocol.tensor import Tensor, TensorRef
 
-_LENGTH: Final = struct.Struct("<I")
 _NOWHERE: Final[Mapping[str, Slice]] = {}
 
 
@@ -42,7 +39,6 @@ class Payload:
     __slots__ = (
         "_arena",
         "_copied_out",
-        "_held",
         "_holders",
         "_offset",
         "copied_in",
@@ -64,7 +60,6 @@ class Payload:
         self.copied_in = 0
         """Bytes of inputs copied into the arena."""
         self._copied_out = 0
-        self._held: Sequence[RequestRegions] = ()
         self._arena: Arena | None = None
         self._offset = 0
         self._holders = 1
@@ -113,8 +108,7 @@ class Payload:
                 else:
                     end = at + source.region.nbytes
                     try:
-                        place = request.regions.inputs[source.name]  # type: ignore[union-attr]
-                        place.region.read_into(view[at:end], place.offset)
+                        request.read_region(source, view[at:end])
                     except InferError as error:
                         arena.free(base)
                         raise UnreadableInputError(number, error) from None
@@ -123,7 +117,9 @@ class Payload:
             position += (nbytes + ALIGNMENT - 1) & -ALIGNMENT
         self._arena, self._offset = arena, base
         self.copied_in = sum(sizes)
-        self._hold_regions()
+        for request in requests:
+            if request.regions is not None:
+                request.regions.hold()
         return Execute(
             batch,
             instance,
@@ -132,11 +128,6 @@ class Payload:
             self._wanted(),
             TensorRef(base + total, space),
         )
-
-    def _hold_regions(self) -> None:
-        self._held = [request.regions for request in self.requests if request.regions is not None]
-        for regions in self._held:
-            regions.hold()
 
     def _wanted(self) -> tuple[str, ...] | None:
         names: dict[str, None] = {}
@@ -154,7 +145,7 @@ class Payload:
         `descriptors` came with the frame and stay the caller's to close.
         """
         results: list[InferenceResponse | InferError | None] = [None] * len(self.requests)
-        frame = _Frame(self._arena, descriptors, self.in_place)
+        frame = Frame(self._arena, descriptors, self.in_place)
         if batched is not None:
             self._scatter_batched(batched, frame, results)
         for response in responses:
@@ -172,7 +163,7 @@ class Payload:
 
         And whether the backend sends no more to it: an error may also be ours, about a response that is no good.
         """
-        frame = _Frame(self._arena, descriptors, self.in_place)
+        frame = Frame(self._arena, descriptors, self.in_place)
         results = []
         for response in responses:
             self._check_index(response)
@@ -182,12 +173,12 @@ class Payload:
 
     def _check_index(self, response: Response) -> None:
         if not 0 <= response.request < len(self.requests):
-            raise _nonsense(f"the backend answered request {response.request} of a batch of {len(self.requests)}")
+            raise nonsense(f"the backend answered request {response.request} of a batch of {len(self.requests)}")
 
     def _scatter_batched(
         self,
         batched: Sequence[Tensor],
-        frame: _Frame,
+        frame: Frame,
         results: list[InferenceResponse | InferError | None],
     ) -> None:
         outputs: list[list[OutputTensor]] = [[] for _ in self.requests]
@@ -204,7 +195,7 @@ class Payload:
                 rest = shape[1:]
                 at = 0
                 ends = (
-                    _string_row_ends(data, [r.rows for r in self.requests], element_count(rest), tensor.name)
+                    string_row_ends(data, [r.rows for r in self.requests], element_count(rest), tensor.name)
                     if plan.datatype is BYTES
                     else None
                 )
@@ -219,7 +210,7 @@ class Payload:
         for index, request in enumerate(self.requests):
             results[index] = self._response(request, outputs[index], None)
 
-    def _individual(self, response: Response, frame: _Frame) -> InferenceResponse | InferError:
+    def _individual(self, response: Response, frame: Frame) -> InferenceResponse | InferError:
         if response.error is not None:
             return _backend_error(response.error)
         request = self.requests[response.request]
@@ -229,7 +220,7 @@ class Payload:
             return error.with_traceback(None)
         return self._response(request, outputs, response.parameters)
 
-    def _streamed(self, response: Response, frame: _Frame) -> InferenceResponse | InferError:
+    def _streamed(self, response: Response, frame: Frame) -> InferenceResponse | InferError:
         """Return one response of a decoupled model, which may hold any of its outputs, and any number of rows."""
         if response.error is not None:
             return _backend_error(response.error)
@@ -250,7 +241,7 @@ class Payload:
         result.empty = response.empty
         return result
 
-    def _outputs(self, response: Response, rows: int | None, frame: _Frame) -> list[OutputTensor]:
+    def _outputs(self, response: Response, rows: int | None, frame: Frame) -> list[OutputTensor]:
         outputs = []
         for tensor in response.outputs:
             plan = self.signature.output(tensor)
@@ -297,65 +288,9 @@ class Payload:
         if not self._holders and self._arena is not None:
             self._arena.free(self._offset)
             self._arena = None
-            held, self._held = self._held, ()
-            for regions in held:
-                regions.drop()
-
-
-class _Frame:
-    """Where the tensors of one frame lie: in the arena, the frame's descriptors, the messages themselves, or regions."""
-
-    __slots__ = ("_arena", "_descriptors", "_in_place", "_mapped")
-
-    def __init__(self, arena: Arena | None, descriptors: Sequence[int], in_place: RequestRegions | None) -> None:
-        self._arena = arena
-        self._descriptors = descriptors
-        self._in_place = in_place
-        self._mapped: dict[int, memoryview] | None = None
-
-    def bytes_of(self, tensor: Tensor) -> memoryview:
-        """Return the bytes of a tensor, IN_REGION for one that is where the client wanted it.
-
-        Raises INTERNAL where it does not fit its datatype, shape or memory.
-        """
-        datatype = BY_NAME.get(tensor.datatype)
-        ref = tensor.ref
-        if datatype is None:
-            raise _nonsense(f"output '{tensor.name}' has the unknown datatype '{tensor.datatype}'")
-        if any(dim < 0 for dim in tensor.shape):
-            raise _nonsense(f"output '{tensor.name}' has the shape {list(tensor.shape)}")
-        _check_size(tensor, datatype)
-        try:
-            if ref.source == ARENA:
-                assert self._arena is not None
-                return self._arena.slice(ref.offset, ref.nbytes)
-            if ref.source == REGION:
-                return self._in_region(tensor)
-            whole = memoryview(tensor.data) if ref.source == INLINE else self._spilled(ref.source)
-        except (IndexError, ValueError, OSError) as error:
-            raise _nonsense(f"output '{tensor.name}' lies outside the memory it was given") from error
-        if ref.offset < 0 or ref.nbytes < 0 or ref.offset + ref.nbytes > len(whole):
-            raise _nonsense(f"output '{tensor.name}' lies outside the memory it was given")
-        return whole[ref.offset : ref.offset + ref.nbytes]
-
-    def _in_region(self, tensor: Tensor) -> memoryview:
-        place = self._in_place.outputs.get(tensor.name) if self._in_place is not None else None
-        ref = tensor.ref
-        if place is None or (ref.region, ref.offset) != (place.region.number, place.offset):
-            raise ValueError(tensor.name)
-        if not 0 <= ref.nbytes <= place.nbytes:
-            raise ValueError(tensor.name)
-        return IN_REGION
-
-    def _spilled(self, source: int) -> memoryview:
-        if source < 0:
-            raise IndexError(source)
-        if self._mapped is None:
-            self._mapped = {}
-        whole = self._mapped.get(source)
-        if whole is None:
-            whole = self._mapped[source] = _map(self._descriptors[source])
-        return whole
+            for request in self.requests:
+                if request.regions is not None:
+                    request.regions.drop()
 
 
 def _backend_error(error: Error) -> InferError:
@@ -364,7 +299,8 @@ def _backend_error(error: Error) -> InferError:
 
 def _header(request: PreparedRequest, in_place: RequestRegions | None) -> RequestHeader:
     original = request.request
-    if in_place is None and not (original.parameters or original.id or original.correlation_id or request.wanted):
+    named = original.parameters or original.id or original.correlation_id or request.wanted
+    if in_place is None and not (named or original.flags or original.timeout_us):
         return RequestHeader(request.rows)
     return RequestHeader(
         request.rows,
@@ -376,40 +312,3 @@ def _header(request: PreparedRequest, in_place: RequestRegions | None) -> Reques
         request.wanted,
         in_place.output_refs() if in_place is not None else (),
     )
-
-
-def _map(descriptor: int) -> memoryview:
-    """Map a spill descriptor whole. The mapping lives as long as a view of it does."""
-    size = os.fstat(descriptor).st_size
-    return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)) if size else memoryview(b"")
-
-
-def _check_size(tensor: Tensor, datatype: DataType) -> None:
-    if datatype is BYTES:
-        return
-    expected = element_count(tensor.shape) * datatype.itemsize
-    if tensor.ref.nbytes != expected:
-        raise _nonsense(
-            f"output '{tensor.name}' of shape {list(tensor.shape)} has {tensor.ref.nbytes} bytes, expected {expected}"
-        )
-
-
-def _string_row_ends(data: memoryview, rows: Sequence[int], elements_a_row: int, name: str) -> list[int]:
-    """Return where each request's rows end in the wire form of a batched BYTES tensor."""
-    ends = []
-    at = 0
-    total = len(data)
-    unpack = _LENGTH.unpack_from
-    for count in rows:
-        for _ in range(count * elements_a_row):
-            if at + 4 > total:
-                raise _nonsense(f"output '{name}' has fewer strings than its shape")
-            at += 4 + unpack(data, at)[0]
-        ends.append(at)
-    if at != total:
-        raise _nonsense(f"the strings of output '{name}' do not fill its {total} bytes")
-    return ends
-
-
-def _nonsense(message: str) -> InferError:
-    return InferError(ErrorCode.INTERNAL, message, FailureReason.BACKEND)

@@ -120,6 +120,12 @@ class PreparedRequest:
         self.regions = regions
         """Where those of its tensors lie that are in clients' shared memory; None = none is."""
 
+    def read_region(self, tensor: InputTensor, view: memoryview) -> None:
+        """Fill `view` with an input that lies in a region. Raises INVALID_ARG where it cannot be read."""
+        assert self.regions is not None
+        place = self.regions.inputs[tensor.name]
+        place.region.read_into(view, place.offset)
+
 
 class ModelSignature:
     """What the server checks requests and answers of one model version against."""
