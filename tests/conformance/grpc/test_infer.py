@@ -10,7 +10,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.grpc.aio
 
-from grpc_doors import INFERENCE, infer_request
+from grpc_doors import infer_request
 from headrace_protocol import datatype as dt
 from headrace_protocol._generated import grpc_service_pb2 as pb
 from headrace_protocol.errors import ErrorCode
@@ -139,37 +139,6 @@ async def test_messages_above_the_limit_are_refused_either_way(open_door):
     assert status is grpc.StatusCode.INVALID_ARGUMENT
     assert "above the 100000" in text
     assert door.data.released == 1
-
-
-@pytest.mark.parametrize("level", ["low", "medium", "high"])
-@pytest.mark.parametrize("transport", ["grpcio"], indirect=True)
-async def test_responses_are_compressed_when_asked(open_door, level):
-    door = await open_door(compression=level)
-    counted = 0
-
-    async def forward(reader, writer, count):
-        nonlocal counted
-        while data := await reader.read(65536):
-            counted += len(data) * count
-            writer.write(data)
-        writer.close()
-        await writer.wait_closed()
-
-    closed = asyncio.Event()
-
-    async def relay(reader, writer):
-        upstream = await asyncio.open_connection("127.0.0.1", door.port)
-        await asyncio.gather(forward(reader, upstream[1], 0), forward(upstream[0], writer, 1))
-        closed.set()
-
-    async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            data = infer_request(data=bytes(1_000_000)).SerializeToString()
-            answer = await channel.unary_unary(INFERENCE + "ModelInfer")(data)
-        await asyncio.wait_for(closed.wait(), 5)
-    assert pb.ModelInferResponse.FromString(answer).raw_output_contents[0] == bytes(1_000_000)
-    assert counted < 100_000
 
 
 async def test_a_tritonclient_of_each_kind_gets_its_tensors_back(door):

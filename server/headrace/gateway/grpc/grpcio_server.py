@@ -177,6 +177,7 @@ def _options(settings: GrpcSettings) -> list[tuple[str, int]]:
         ("grpc.max_concurrent_streams", settings.max_concurrent_streams),
         ("grpc.keepalive_time_ms", settings.keepalive_time_ms),
         ("grpc.keepalive_timeout_ms", settings.keepalive_timeout_ms),
+        ("grpc.http2.ping_timeout_ms", settings.keepalive_timeout_ms),  # else a minute, whatever the line before says
         ("grpc.keepalive_permit_without_calls", int(settings.keepalive_permit_without_calls)),
         ("grpc.http2.max_pings_without_data", settings.max_pings_without_data),
         ("grpc.http2.min_ping_interval_without_data_ms", settings.min_ping_interval_without_data_ms),
