@@ -5,6 +5,7 @@ input `INPUT<x>`; an output of another name is the input at the same place of th
 
 Configuration parameters: `execute_delay_ms`; `instance_wise_delay_multiplier` (instance i waits max(1, i * multiplier)
 times as long); `creation_delay_sec`; `echo_parameters` ("true": request parameters come back as response parameters);
+`echo_request` ("true": so do `sequence_id`, `sequence_start`, `sequence_end` and `timeout`, as the backend got them);
 `fail_load` (a message); `hang_load`. The parameters in misbehaviour.py and `delay_ms` may be given in the
 configuration, for every request; a request may give them for itself only where the configuration parameter
 `allow_misbehaviour` is "true", so that no client can harm a model that was not made for it.
@@ -29,6 +30,8 @@ from headrace_protocol.datatype import Array
 from headrace_protocol.errors import InferError, cancelled, invalid
 from headrace_protocol.messages import Parameter
 
+_SEQUENCE_START: Final = 1
+_SEQUENCE_END: Final = 2
 _TOGETHER: Final = frozenset(
     {"execute_delay_ms", "instance_wise_delay_multiplier", "creation_delay_sec", "allow_misbehaviour"}
 )
@@ -57,6 +60,7 @@ class IdentityBackend:
         self._inputs: list[str] = [tensor["name"] for tensor in model.config.get("input", ())]
         self._outputs: list[str] = [tensor["name"] for tensor in model.config.get("output", ())]
         self._echo = model.parameter("echo_parameters") == "true"
+        self._echo_request = model.parameter("echo_request") == "true"
         self._allowed = model.parameter("allow_misbehaviour") == "true"
         self._delay_s = number(self._defaults, "execute_delay_ms") / 1000
         self._multiplier = number(self._defaults, "instance_wise_delay_multiplier")
@@ -141,9 +145,19 @@ class IdentityBackend:
             fail(parameters)
             sources = {name: self._source(name) for name in self._outputs}
             outputs: dict[str, Array] = {name: request.input(src) for name, src in sources.items() if src in given}
-            request.respond(alter(outputs, parameters), dict(request.parameters) if self._echo else None)
+            request.respond(alter(outputs, parameters), self._echoed(request))
         except InferError as error:
             request.fail(error)
+
+    def _echoed(self, request: BatchRequest) -> dict[str, Parameter] | None:
+        """Return the response parameters."""
+        echoed = dict(request.parameters) if self._echo else {}
+        if self._echo_request:
+            echoed["sequence_id"] = request.correlation_id
+            echoed["sequence_start"] = bool(request.flags & _SEQUENCE_START)
+            echoed["sequence_end"] = bool(request.flags & _SEQUENCE_END)
+            echoed["timeout"] = request.timeout_us
+        return echoed or None
 
 
 def _wait(batch: Batch, delays_s: Mapping[BatchRequest, float]) -> None:

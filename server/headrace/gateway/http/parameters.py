@@ -61,7 +61,7 @@ def _correlation_id(value: Any) -> int | str:
             raise invalid(
                 f"parameters: 'sequence_id': a string of {len(value)} characters, at most {_MAX_CORRELATION_TEXT} allowed"
             )
-        return value
+        return value or 0
     if type(value) is int and 0 <= value <= _MAX_UINT64:
         return value
     raise invalid(
