@@ -1,6 +1,6 @@
 """A running server against the document it gives of itself: schemathesis makes requests out of it, good ones and bad.
 
-OPENAPI_EXAMPLES=500 makes more of them for each operation than there is time for every day.
+OPENAPI_EXAMPLES=500 makes more of them for each operation than there is time for every day, OPENAPI_SEED others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace_protocol import datatype as dt
 SAMPLES = Path(__file__).resolve().parents[2] / "model_repository"
 EXAMPLES = int(os.environ.get("OPENAPI_EXAMPLES", "25"))
 DEADLINE_S = 80 + EXAMPLES
-SEED = "20"
+SEED = os.environ.get("OPENAPI_SEED", "20")
 CONFIG = """\
 [checks.not_a_server_error]
 expected-statuses = ["2xx", "4xx", 501, 503]
@@ -36,6 +36,7 @@ FLAGS = (
     "--model-control-mode=explicit",
     "--load-model=simple",
     "--load-model=identity",
+    "--load-model=repeat",
     "--allow-client-shm=true",
 )
 RANGES = {
@@ -86,7 +87,7 @@ def often(*values: str, **schema: Any) -> dict[str, Any]:
 
 def test_no_request_gets_an_answer_that_the_document_does_not_tell_of(server, document, tmp_path):
     parameters = document["components"]["parameters"]
-    parameters["model"]["schema"] = often("simple", "identity", minLength=1)
+    parameters["model"]["schema"] = often("simple", "identity", "repeat", minLength=1)
     parameters["version"]["schema"] = often("1", "2", pattern="^[0-9]{1,18}$")
     parameters["region"]["schema"] = often("inputs", minLength=1)
     region = document["components"]["schemas"]["SystemRegionRequest"]["properties"]
@@ -124,11 +125,11 @@ def of_length(count: int, items: dict[str, Any]) -> dict[str, Any]:
     return {"type": "array", "items": items, "minItems": count, "maxItems": count}
 
 
-def only(document: dict[str, Any], path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Narrow a document to one operation on the model `identity`, with no header, and with this body."""
+def only(document: dict[str, Any], path: str, model: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Narrow a document to one operation on one model, with no header, and with this body."""
     document["paths"] = {path: document["paths"][path]}
     operation = document["paths"][path]["post"]
-    document["components"]["parameters"]["model"]["schema"] = {"const": "identity"}
+    document["components"]["parameters"]["model"]["schema"] = {"const": model}
     operation["parameters"] = [{"$ref": "#/components/parameters/model"}]
     operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     return document
@@ -166,7 +167,7 @@ def test_every_inference_that_fits_document_and_model_is_served(server, document
         },
     }
 
-    run(server, only(document, "/v2/models/{model}/infer", body), tmp_path, "--mode=positive")
+    run(server, only(document, "/v2/models/{model}/infer", "identity", body), tmp_path, "--mode=positive")
 
 
 @pytest.mark.parametrize("action", ["generate", "generate_stream"])
@@ -185,4 +186,21 @@ def test_everything_that_can_be_generated_is(server, document, tmp_path, action)
         if (items := elements(datatype)) is not None
     ]
 
-    run(server, only(document, f"/v2/models/{{model}}/{action}", {"anyOf": tensors}), tmp_path, "--mode=positive")
+    run(
+        server,
+        only(document, f"/v2/models/{{model}}/{action}", "identity", {"anyOf": tensors}),
+        tmp_path,
+        "--mode=positive",
+    )
+
+
+def test_a_stream_of_any_length_is_what_the_document_says(server, document, tmp_path):
+    elements_of_a_stream = {"type": "array", "items": integers(-1, 0, 7), "maxItems": 20}
+    body = {
+        "type": "object",
+        "required": ["IN"],
+        "additionalProperties": False,
+        "properties": {"IN": elements_of_a_stream},
+    }
+
+    run(server, only(document, "/v2/models/{model}/generate_stream", "repeat", body), tmp_path, "--mode=positive")
