@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import mmap
+import queue
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -17,10 +19,10 @@ from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 import onnx_models
 from clients import call
-from figures import figures, metric, wait_until
+from figures import Figures, figures, metric, wait_until
 from harness import RunningServer, running
 from regions import CLIENTS, Client, Object, objects, threads
-from repositories import add_identity, add_onnx
+from repositories import add_decoupled, add_identity, add_onnx
 
 PAGE = mmap.PAGESIZE
 SIDE = 512
@@ -35,6 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     add_identity(repository, "plain")
     add_identity(repository, "two", extra="instance_group { count: 2 kind: KIND_CPU }")
     add_identity(repository, "strings", datatype="STRING")
+    add_decoupled(repository, "streaming")
     add_identity(
         repository,
         "batching",
@@ -152,6 +155,23 @@ def test_rows_of_several_requests_share_a_batch_and_go_back_to_their_regions(
         assert (target.read(np.float32, (3, 20), 80) == wanted).all()
     assert figures(server, "batching").since(before).executions == 1
     assert copied(server, "batching") == (moved[0] + 320, moved[1] + 320)
+
+
+def test_an_input_that_is_cut_off_in_the_queue_fails_alone(server: RunningServer, client: Client) -> None:
+    before = figures(server, "batching")
+    with objects(80, 80) as (memory, victim), threads() as pool:
+        client.register(memory)
+        client.register(victim)
+        memory.write(np.arange(20, dtype=np.float32))
+        cut = pool.submit(client.infer_alone, "batching", client.input(victim, (1, 20), np.float32, 80))
+        wait_until("it waits", lambda: metric(server, "headrace_queue_depth", "batching") == 1)
+        victim.truncate(40)
+        tensor = client.input(memory, (1, 20), np.float32, 80)
+        fine = [pool.submit(client.infer_alone, "batching", tensor) for _ in range(3)]
+        assert is_invalid(client, refusal(cut.result, 30))
+        for call_ in fine:
+            assert (call_.result(30).as_numpy("OUTPUT0") == np.arange(20)).all()
+    assert figures(server, "batching").since(before) == Figures(3, 3, 1)
 
 
 def test_an_output_that_does_not_fit_names_itself_and_both_sizes(client: Client) -> None:
@@ -313,6 +333,52 @@ def test_the_server_itself_maps_nothing_of_a_client(server: RunningServer, clien
         assert busy(server, memory)
         own = psutil.Process(server.process.pid).memory_maps()
         assert not [area.path for area in own if area.path.startswith("/dev/shm")]
+
+
+def streamed(client: Client, tensor: Any, output: Any, **parameters: Any) -> list[Any]:
+    """Return what a request to `streaming` gets, to its end: results, or an error."""
+    answers: queue.Queue[Any] = queue.Queue()
+    client.calls.start_stream(lambda result, error: answers.put(error or result))
+    client.calls.async_stream_infer(
+        "streaming", [tensor], outputs=[output], parameters=parameters, enable_empty_final_response=True
+    )
+    got = [answers.get(timeout=30)]
+    while not isinstance(got[-1], InferenceServerException):
+        if got[-1].get_response().parameters["triton_final_response"].bool_param:
+            break
+        got.append(answers.get(timeout=30))
+    client.calls.stop_stream()
+    return got
+
+
+def test_every_response_of_a_stream_goes_into_the_region(server: RunningServer) -> None:
+    client = Client(server, "grpc")
+    with objects(2 * ROW.nbytes) as (memory,):
+        memory.write(ROW)
+        client.register(memory)
+        tensor = client.input(memory, ROW.shape, np.float32, ROW.nbytes)
+        *answers, end = streamed(
+            client, tensor, client.output(memory, ROW.nbytes, ROW.nbytes), responses=3, empty_final=True
+        )
+        assert [client.shape(answer) for answer in answers] == [list(ROW.shape)] * 3
+        assert not end.get_response().outputs
+        assert (memory.read(np.float32, ROW.shape, ROW.nbytes) == ROW).all()
+        client.unregister("")
+    client.calls.close()
+
+
+def test_a_stream_whose_response_does_not_fit_ends_with_an_error_and_costs_nobody_else(server: RunningServer) -> None:
+    client = Client(server, "grpc")
+    before = {process.pid for process in server.backends()}
+    with objects(2 * ROW.nbytes) as (memory,):
+        client.register(memory)
+        tensor = client.input(memory, ROW.shape, np.float32, ROW.nbytes)
+        (error,) = streamed(client, tensor, client.output(memory, 4, ROW.nbytes), responses=50, response_delay_ms=5)
+        assert "OUTPUT0" in error.message()
+        client.unregister("")
+        wait_until("the stream's region is unmapped", lambda: not busy(server, memory))
+    assert {process.pid for process in server.backends()} == before
+    client.calls.close()
 
 
 def test_gpu_memory_is_refused_in_words_where_there_is_no_gpu(server: RunningServer) -> None:
