@@ -16,6 +16,7 @@ from typing import Any, Final, Generic
 from headrace.repository import layout as layouts
 from headrace.repository.config_loading import read_config
 from headrace.repository.config_text import ParsedConfig
+from headrace.repository.ensembles import Ensembles
 from headrace.repository.layout import ModelLayout, RepositorySnapshot
 from headrace.repository.lifecycle import VersionState
 from headrace.repository.loading import BoundedLoader
@@ -52,8 +53,9 @@ class ModelRegistry(Generic[M]):
     ) -> None:
         self._repositories = tuple(repositories)
         self._config_name = config_name
-        self._loader = BoundedLoader(loader, load_concurrency, load_retries, self._await_members)
         self._models: dict[str, TrackedModel[M]] = {}
+        self._ensembles = Ensembles(self._models)
+        self._loader = BoundedLoader(loader, load_concurrency, load_retries, self._ensembles.wait)
         self._copies: dict[int, Copy[M]] = {}
         """Copies by the id() of their model, so that a lease finds its count."""
         self._known: dict[str, bool] = {}
@@ -235,12 +237,8 @@ class ModelRegistry(Generic[M]):
             return
         members = tracked.members
         await self._outcome(self._submit(name, self._unload(name, gone=False)))
-        for member in sorted(members):
-            other = self._models.get(member)
-            if other is None:
-                continue
-            other.loaded_for.discard(name)
-            if unload_dependents and not other.asked_for and not other.loaded_for:
+        for member in self._ensembles.leave(name, members):
+            if unload_dependents:
                 await self.unload(member, unload_dependents=True)
 
     async def close(self, timeout: float) -> None:
@@ -376,45 +374,14 @@ class ModelRegistry(Generic[M]):
             tracked.unload()
 
     def _begin_members(self, source: ModelSource) -> None:
-        """Have the members of an ensemble loaded where models are loaded on demand; refuse one that holds itself."""
-        for member in source.members:
-            if member == source.name or self._reaches(member, source.name):
-                raise invalid(f"ensemble {source.name!r} holds itself, by way of its member {member!r}")
-        self._models[source.name].members = source.members
+        """Have the members of an ensemble loaded where models are loaded on demand."""
+        self._ensembles.adopt(source)
         if not self._on_demand:
             return
-        for member in sorted(source.members):
-            tracked = self._models.get(member)
-            if tracked is None or not (tracked.serving or tracked.pending):
-                self._submit(member, self._load_named(member, None))
+        for member in self._ensembles.absent(source):
+            self._submit(member, self._load_named(member, None))
+        for member in source.members:
             self._models[member].loaded_for.add(source.name)
-
-    def _reaches(self, name: str, target: str) -> bool:
-        """Return whether a model is a member, of whatever depth, of another."""
-        seen: set[str] = set()
-        todo = [name]
-        while todo:
-            tracked = self._models.get(todo.pop())
-            if tracked is None or tracked.name in seen:
-                continue
-            if target in tracked.members:
-                return True
-            seen.add(tracked.name)
-            todo.extend(tracked.members)
-        return False
-
-    async def _await_members(self, source: ModelSource) -> None:
-        operations = [
-            tracked.latest_operation
-            for member in source.members
-            if (tracked := self._models.get(member)) is not None and tracked.latest_operation is not None
-        ]
-        if operations:
-            await asyncio.wait(operations)
-        for member in sorted(source.members):
-            tracked = self._models.get(member)
-            if tracked is None or not tracked.serving:
-                raise invalid(f"ensemble {source.name!r} needs model {member!r}, which serves no version")
 
     def _refusal(self, name: str, version: int) -> InferError:
         """Return why a model cannot be used."""
