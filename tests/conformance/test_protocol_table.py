@@ -9,7 +9,19 @@ from typing import Any
 
 import pytest
 
-from conformance.table import arrays, health, http_bodies, memory, models, parameters, refusals, repository, settings
+from conformance.table import (
+    access,
+    arrays,
+    health,
+    http_bodies,
+    memory,
+    models,
+    parameters,
+    refusals,
+    repository,
+    settings,
+    streams,
+)
 from conformance.table.asking import asking
 from conformance.table.cases import Case, judge, table
 from harness import RunningServer, running
@@ -114,3 +126,18 @@ def test_what_is_off_by_default(open_ask: Callable[..., Any], door: str, case: C
 @table(repository.NONE_CASES, doors=("http", "grpc"))
 def test_loading_where_it_is_not_allowed(open_ask: Callable[..., Any], door: str, case: Case) -> None:
     judge(open_ask(door, "--exit-on-error=false", "--strict-readiness=false"), case)
+
+
+@table(streams.CASES)
+def test_streams_and_generate(ask: Any, case: Case) -> None:
+    judge(ask, case)
+
+
+@table(access.RESTRICTED_CASES, doors=("http", "grpc"))
+def test_restricted_calls(open_ask: Callable[..., Any], door: str, case: Case) -> None:
+    judge(open_ask(door, *FLAGS, *access.FLAGS), case, closed=True)
+
+
+@table(access.FORWARDED_CASES)
+def test_forwarded_headers(open_ask: Callable[..., Any], door: str, case: Case) -> None:
+    judge(open_ask(door, *FLAGS, *access.FORWARD), case)

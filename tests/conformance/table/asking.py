@@ -7,6 +7,7 @@ the server refuses is raised as `Refused`.
 from __future__ import annotations
 
 import contextlib
+import copy
 import http.client
 import json
 import queue
@@ -265,7 +266,7 @@ def _named(request: Infer) -> dict[str, Any]:
         "model_version": request.version,
         "request_id": request.id,
         "parameters": dict(request.parameters) or None,
-        **request.more,
+        **copy.deepcopy(dict(request.more)),  # the stock client of HTTP adds to the headers that it is given
     }
 
 

@@ -111,8 +111,11 @@ def table(*groups: Iterable[Case], doors: Iterable[str] = DOORS) -> pytest.MarkD
     return pytest.mark.parametrize(("door", "case"), rows)
 
 
-def judge(ask: Any, case: Case) -> None:
-    """Send a case through a door and hold what comes against what the case says; then the server has to be well."""
+def judge(ask: Any, case: Case, *, closed: bool = False) -> None:
+    """Send a case through a door and hold what comes against what the case says; then the server has to be well.
+
+    `closed`: the server refuses the request by which that would be seen.
+    """
     code, says, check = case.at(ask.door)
     wanted = (HTTP_STATUS if ask.door == "http" else GRPC_STATUS)[code]
     try:
@@ -124,7 +127,8 @@ def judge(ask: Any, case: Case) -> None:
         assert not missing, f"{missing} not in: {refusal.text}"
         assert "traceback" not in told, refusal.text
         assert len(refusal.text) <= 2100, f"a text of {len(refusal.text)} characters"
-        ask.still_well()
+        if not closed:
+            ask.still_well()
         return
     assert code == "OK", f"expected {code}, got an answer: {answer}"
     if check is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 from collections.abc import Callable, Iterator
@@ -268,8 +269,6 @@ def _cuda() -> Iterator[Case]:
 
 
 def _base64(data: bytes) -> bytes:
-    import base64
-
     return base64.b64encode(data)
 
 

@@ -12,6 +12,7 @@ DATATYPES = (
 )
 LOADED = (
     *("simple", "identity", "digits", "plane", "rows", "scalar", "four", "echo", "text", "slow", "urgent"),
+    *("repeat", "drip"),
     *("broken", "versions", "labelled"),
 )
 """What is loaded at start; `parked` never is."""
@@ -21,7 +22,7 @@ LABELS = "a\r\nb b\r\n\r\n"
 
 def write(repository: Path) -> None:
     """Write every model of the table."""
-    for sample in ("simple", "identity", "digits"):
+    for sample in ("simple", "identity", "digits", "repeat"):
         add_sample(repository, sample)
     _every_datatype(repository, "plane", "-1, -1")
     _every_datatype(repository, "rows", "-1", max_batch_size=8)
@@ -31,6 +32,7 @@ def write(repository: Path) -> None:
     add_identity(repository, "text", datatype="STRING", dims="-1", max_batch_size=0)
     add_identity(repository, "slow", dims="1", max_batch_size=1)
     add_identity(repository, "urgent", dims="1", max_batch_size=4, extra=_URGENT)
+    add_identity(repository, "drip", dims="1", max_batch_size=0, extra=_DECOUPLED)
     add_identity(repository, "broken", fail_load="the weights are stale")
     add_identity(repository, "parked")
     for version in (1, 3):
@@ -40,6 +42,7 @@ def write(repository: Path) -> None:
     _labelled(repository)
 
 
+_DECOUPLED = "model_transaction_policy { decoupled: true }"
 _URGENT = """dynamic_batching { priority_levels: 2 default_priority_level: 2
   default_queue_policy { allow_timeout_override: true default_timeout_microseconds: 10000000 } }"""
 
