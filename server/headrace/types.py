@@ -16,6 +16,8 @@ SEQUENCE_START: Final = 1
 SEQUENCE_END: Final = 2
 LATEST: Final = -1
 """Model version meaning "the server chooses"."""
+MAX_RANK: Final = 64
+"""Dimensions of a tensor, at most: numpy's own limit."""
 
 
 class RegionRef(NamedTuple):

@@ -67,6 +67,11 @@ def test_a_shape_whose_size_overflows_is_refused(shape):
     assert "more than 9223372036854775807 bytes" in refusal(tensor("FP64", shape, []))
 
 
+@pytest.mark.parametrize("rank", [65, 100_000])
+def test_more_dimensions_than_an_array_can_have_are_refused_by_their_number(rank):
+    assert f"input 'X': a shape has at most 64 dimensions, got {rank}" in refusal(tensor("FP64", [0] * rank, []))
+
+
 def test_huge_dimensions_beside_a_zero_hold_no_element():
     assert packed("FP64", [2**62, 2**62, 0], []) == b""
 

@@ -126,7 +126,7 @@ def judge(ask: Any, case: Case, *, closed: bool = False) -> None:
         missing = [word for word in says.lower().split() if not any(part in told for part in word.split("|"))]
         assert not missing, f"{missing} not in: {refusal.text}"
         assert "traceback" not in told, refusal.text
-        assert len(refusal.text) <= 2100, f"a text of {len(refusal.text)} characters"
+        assert len(refusal.text) <= (8003 if ask.door == "http" else 2003), f"a text of {len(refusal.text)} characters"
         if not closed:
             ask.still_well()
         return

@@ -14,6 +14,7 @@ from headrace.gateway.grpc.contents import typed_to_wire
 from headrace.gateway.grpc.wire import split_raw
 from headrace.gateway.version import parse_version
 from headrace.types import (
+    MAX_RANK,
     SEQUENCE_END,
     SEQUENCE_START,
     InferenceRequest,
@@ -28,7 +29,6 @@ from headrace_protocol.errors import invalid
 
 MAX_ITEMS: Final = 4096
 """Inputs, outputs, or parameters of one request."""
-MAX_RANK: Final = 64
 MAX_CORRELATION_ID: Final = 128
 _SPLIT_ABOVE: Final = 65536
 """Bytes of a message above which copying its tensors costs more than looking for them."""

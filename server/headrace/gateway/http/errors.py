@@ -13,6 +13,9 @@ from headrace_protocol.errors import ErrorCode, InferError
 
 _log: Final = logging.getLogger(__name__)
 
+_MAX_MESSAGE: Final = 8000
+"""Characters: clients' names and values come back in sentences, and may be long."""
+
 STATUS: Final[Mapping[ErrorCode, int]] = {
     ErrorCode.UNKNOWN: 400,
     ErrorCode.INTERNAL: 500,
@@ -47,7 +50,9 @@ def too_large(message: str) -> HttpError:
 
 
 def error_body(message: str) -> bytes:
-    """Return the JSON object that every failing answer carries."""
+    """Return the JSON object that every failing answer carries; a very long sentence is cut."""
+    if len(message) > _MAX_MESSAGE:
+        message = message[:_MAX_MESSAGE] + "..."
     return msgspec.json.encode({"error": message})
 
 

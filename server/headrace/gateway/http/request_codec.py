@@ -14,7 +14,7 @@ from headrace.gateway.http.json_data import pack
 from headrace.gateway.http.json_text import check_depth, decode_marked, describe, malformed
 from headrace.gateway.http.parameters import scalar, take_parameters
 from headrace.gateway.http.regions import REGION, REGION_KEYS, REGION_OFFSET, REGION_SIZE, names_region, take_region
-from headrace.types import InferenceRequest, InputTensor, Parameter, RegionRef, RequestedOutput
+from headrace.types import MAX_RANK, InferenceRequest, InputTensor, Parameter, RegionRef, RequestedOutput
 from headrace_protocol.datatype import BY_NAME, BYTES, Buffer, DataType
 from headrace_protocol.errors import InferError, invalid
 
@@ -199,6 +199,8 @@ def _take_inputs(
 
 
 def _element_count(name: str, shape: list[int], datatype: DataType) -> int:
+    if len(shape) > MAX_RANK:
+        raise invalid(f"input '{name}': a shape has at most {MAX_RANK} dimensions, got {len(shape)}")
     for dim in shape:
         if not 0 <= dim <= _MAX_SIZE:
             raise invalid(f"input '{name}': dimension {describe(dim)} of shape is not between 0 and {_MAX_SIZE}")
