@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from headrace_protocol._generated import grpc_service_pb2 as pb
 from repositories import add_identity
 from stock_doors import DOORS, Client, client, refused
 
-BUSY_MS = 400
+BUSY_MS = 1000
 """How long the request runs behind which the others wait."""
 LEVELS = "priority_levels: 3 default_priority_level: 2"
 OVERRIDE = "allow_timeout_override: true default_timeout_microseconds: 10000000"
@@ -44,7 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         "plain": "",
     }
     for name, extra in models.items():
-        add_identity(repository, name, dims="4", max_batch_size=1, extra=extra)
+        add_identity(repository, name, dims="4", max_batch_size=1, extra=extra, echo_request="true")
     with running(repository) as started:
         yield started
 
@@ -66,12 +65,15 @@ def ask(api: Client, model: str, **keywords: Any) -> Any:
 def told(result: Any) -> dict[str, Any]:
     """Return the response parameters."""
     response = result.get_response()
-    if isinstance(response, dict):
-        return response["parameters"]
-    parameters = {}
-    for key, parameter in response.parameters.items():
-        parameters[key] = getattr(parameter, parameter.WhichOneof("parameter_choice"))
-    return parameters
+    return dict(response["parameters"]) if isinstance(response, dict) else values(response.parameters)
+
+
+def values(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of parameters as gRPC has them."""
+    found = {}
+    for key, parameter in parameters.items():
+        found[key] = getattr(parameter, parameter.WhichOneof("parameter_choice"))
+    return found
 
 
 # --- Sequences ----------------------------------------------------------------------------------------------------
@@ -81,6 +83,7 @@ def told(result: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(("start", "end"), [(False, False), (True, False), (False, True), (True, True)])
 def test_the_fields_of_a_sequence_reach_the_backend(api: Client, identifier: int | str, start: bool, end: bool) -> None:
     echoed = told(ask(api, "echo", sequence_id=identifier, sequence_start=start, sequence_end=end, timeout=7))
+    del echoed["execution"]
     assert echoed == {"sequence_id": identifier, "sequence_start": start, "sequence_end": end, "timeout": 7}
 
 
@@ -106,11 +109,7 @@ def raw(server: RunningServer, door: str, parameters: dict[str, Any]) -> dict[st
             request_serializer=pb.ModelInferRequest.SerializeToString,
             response_deserializer=pb.ModelInferResponse.FromString,
         )
-        answer = infer(request, timeout=30)
-    found = {}
-    for key, parameter in answer.parameters.items():
-        found[key] = getattr(parameter, parameter.WhichOneof("parameter_choice"))
-    return found
+        return values(infer(request, timeout=30).parameters)
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -133,13 +132,16 @@ def test_each_field_reaches_the_backend_though_it_is_the_only_one(
     server: RunningServer, door: str, parameters: dict[str, Any], field: str, value: object
 ) -> None:
     nothing = {"sequence_id": 0, "sequence_start": False, "sequence_end": False, "timeout": 0}
-    assert raw(server, door, parameters) == {**nothing, field: value}
+    echoed = raw(server, door, parameters)
+    del echoed["execution"]
+    assert echoed == {**nothing, field: value}
 
 
 @pytest.mark.parametrize("door", DOORS)
 def test_reserved_fields_do_not_appear_among_the_parameters(server: RunningServer, door: str) -> None:
     """`echo_parameters` gives back what the backend gets as the client's own parameters."""
     echoed = raw(server, door, {"priority": 1, "timeout": 3, "sequence_id": 4, "mine": "x"})
+    del echoed["execution"]
     assert echoed == {"sequence_id": 4, "sequence_start": False, "sequence_end": False, "timeout": 3, "mine": "x"}
 
 
@@ -147,16 +149,20 @@ def test_reserved_fields_do_not_appear_among_the_parameters(server: RunningServe
 
 
 class Crowd:
-    """Requests that wait behind one that runs; each goes by a client of its own, and they end in some order."""
+    """Requests that wait behind one that runs, each with a client of its own. The backend tells in what order they ran."""
 
     def __init__(self, server: RunningServer, door: str, model: str) -> None:
         self._server = server
         self._door = door
         self._model = model
         self._pool = ThreadPoolExecutor(16)
-        self._lock = threading.Lock()
-        self.order: list[str] = []
+        self._executions: dict[str, int] = {}
         self._waiting = 0
+
+    @property
+    def order(self) -> list[str]:
+        """The names of those that were answered, in the order in which they ran."""
+        return sorted(self._executions, key=self._executions.__getitem__)
 
     def __enter__(self) -> Crowd:
         self._busy = self._pool.submit(self._ask, "busy", {"parameters": {"delay_ms": BUSY_MS}})
@@ -180,9 +186,7 @@ class Crowd:
     def _ask(self, name: str, keywords: dict[str, Any]) -> float:
         began = time.monotonic()
         with client(self._server, self._door) as api:
-            ask(api, self._model, **keywords)
-        with self._lock:
-            self.order.append(name)
+            self._executions[name] = told(ask(api, self._model, **keywords))["execution"]
         return time.monotonic() - began
 
 
@@ -200,21 +204,19 @@ def until(true: Callable[[], bool], what: str) -> None:
 @pytest.mark.parametrize("door", DOORS)
 def test_lower_numbers_run_first_and_what_is_no_level_has_the_default(server: RunningServer, door: str) -> None:
     with Crowd(server, door, "levels") as crowd:
-        pause = {"parameters": {"delay_ms": 40}}
-        crowd.add("third", priority=3, **pause)
-        crowd.add("none", **pause)
-        crowd.add("above", priority=99, **pause)
-        crowd.add("second", priority=2, **pause)
-        crowd.add("first", priority=1, **pause)
+        crowd.add("third", priority=3)
+        crowd.add("none")
+        crowd.add("above", priority=99)
+        crowd.add("second", priority=2)
+        crowd.add("first", priority=1)
     assert crowd.order == ["busy", "first", "none", "above", "second", "third"]
 
 
 @pytest.mark.parametrize("door", DOORS)
 def test_without_levels_priority_changes_nothing(server: RunningServer, door: str) -> None:
     with Crowd(server, door, "plain") as crowd:
-        pause = {"parameters": {"delay_ms": 40}}
-        crowd.add("first", priority=9, **pause)
-        crowd.add("second", priority=1, **pause)
+        crowd.add("first", priority=9)
+        crowd.add("second", priority=1)
     assert crowd.order == ["busy", "first", "second"]
 
 
@@ -236,7 +238,7 @@ def test_a_request_may_shorten_its_time_in_the_queue(server: RunningServer, door
         assert "waited" in rejected(short)
         assert time.monotonic() - began < BUSY_MS / 1000 - 0.15, "it was rejected only once the instance was free"
         crowd.left()
-        crowd.add("patient", parameters={"delay_ms": 40})
+        crowd.add("patient")
     assert crowd.order == ["busy", "patient"]
 
 
@@ -244,7 +246,7 @@ def test_a_request_may_shorten_its_time_in_the_queue(server: RunningServer, door
 @pytest.mark.parametrize("model", ["fixed", "plain"])
 def test_a_timeout_counts_only_where_the_policy_allows_it(server: RunningServer, door: str, model: str) -> None:
     with Crowd(server, door, model) as crowd:
-        crowd.add("short", timeout=1, parameters={"delay_ms": 40})
+        crowd.add("short", timeout=1)
     assert crowd.order == ["busy", "short"]
 
 
@@ -258,9 +260,8 @@ def test_a_request_cannot_lengthen_its_time_in_the_queue(server: RunningServer, 
 @pytest.mark.parametrize("door", DOORS)
 def test_where_the_action_is_delay_a_late_request_runs_behind_the_others(server: RunningServer, door: str) -> None:
     with Crowd(server, door, "delayed") as crowd:
-        pause = {"parameters": {"delay_ms": 40}}
-        crowd.add("late", timeout=1_000, **pause)
-        crowd.add("patient", **pause)
+        crowd.add("late", timeout=1_000)
+        crowd.add("patient")
     assert crowd.order == ["busy", "patient", "late"]
 
 

@@ -5,7 +5,8 @@ input `INPUT<x>`; an output of another name is the input at the same place of th
 
 Configuration parameters: `execute_delay_ms`; `instance_wise_delay_multiplier` (instance i waits max(1, i * multiplier)
 times as long); `creation_delay_sec`; `echo_parameters` ("true": request parameters come back as response parameters);
-`echo_request` ("true": so do `sequence_id`, `sequence_start`, `sequence_end` and `timeout`, as the backend got them);
+`echo_request` ("true": so do `sequence_id`, `sequence_start`, `sequence_end` and `timeout`, as the backend got them, and
+`execution`, the number of the batch in this process);
 `fail_load` (a message); `hang_load`. The parameters in misbehaviour.py and `delay_ms` may be given in the
 configuration, for every request; a request may give them for itself only where the configuration parameter
 `allow_misbehaviour` is "true", so that no client can harm a model that was not made for it.
@@ -16,6 +17,7 @@ that one instance serves many at once; with the configuration parameter `hold_in
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -44,6 +46,7 @@ class _Job(NamedTuple):
     request: BatchRequest
     parameters: Mapping[str, Parameter]
     delay_s: float
+    execution: int
 
 
 class IdentityBackend:
@@ -61,6 +64,7 @@ class IdentityBackend:
         self._outputs: list[str] = [tensor["name"] for tensor in model.config.get("output", ())]
         self._echo = model.parameter("echo_parameters") == "true"
         self._echo_request = model.parameter("echo_request") == "true"
+        self._executions = itertools.count(1)
         self._allowed = model.parameter("allow_misbehaviour") == "true"
         self._delay_s = number(self._defaults, "execute_delay_ms") / 1000
         self._multiplier = number(self._defaults, "instance_wise_delay_multiplier")
@@ -90,12 +94,13 @@ class IdentityBackend:
             batch.respond({name: batch.inputs[source] for name, source in sources.items() if source in batch.inputs})
             return
         jobs: list[_Job] = []
+        execution = next(self._executions)
         for request in batch.requests:
             parameters = self._parameters(request)
             misbehave(parameters)
             try:
                 wait_s = FOREVER_S if asked(parameters, "hang") else number(parameters, "delay_ms") / 1000
-                jobs.append(_Job(request, parameters, delay_s + wait_s))
+                jobs.append(_Job(request, parameters, delay_s + wait_s, execution))
             except InferError as error:
                 request.fail(error)
         _wait(batch, {job.request: job.delay_s for job in jobs})
@@ -145,18 +150,20 @@ class IdentityBackend:
             fail(parameters)
             sources = {name: self._source(name) for name in self._outputs}
             outputs: dict[str, Array] = {name: request.input(src) for name, src in sources.items() if src in given}
-            request.respond(alter(outputs, parameters), self._echoed(request))
+            request.respond(alter(outputs, parameters), self._echoed(job))
         except InferError as error:
             request.fail(error)
 
-    def _echoed(self, request: BatchRequest) -> dict[str, Parameter] | None:
+    def _echoed(self, job: _Job) -> dict[str, Parameter] | None:
         """Return the response parameters."""
+        request = job.request
         echoed = dict(request.parameters) if self._echo else {}
         if self._echo_request:
             echoed["sequence_id"] = request.correlation_id
             echoed["sequence_start"] = bool(request.flags & _SEQUENCE_START)
             echoed["sequence_end"] = bool(request.flags & _SEQUENCE_END)
             echoed["timeout"] = request.timeout_us
+            echoed["execution"] = job.execution
         return echoed or None
 
 
