@@ -68,18 +68,22 @@ class SingleResponse:
     def take(self, outcome: Outcome) -> None:
         """Take the next outcome of the request."""
         if isinstance(outcome, InferError):
-            self._end(outcome)
+            self.under_way = None
+            self._done(outcome)
             return
+        if outcome.final:
+            self.under_way = None
         try:
             if not outcome.empty:
                 if self._answer is not None:
                     raise _not_single(outcome.model_name, "more than one")
                 self._answer = Answer(encode_generated(outcome, self._identifier), content_type=JSON)
         except Exception as error:
-            self._end(error)
+            self.cancel()
+            self._done(error)
         else:
             if outcome.final:
-                self._end(self._answer or _not_single(outcome.model_name, "no"))
+                self._done(self._answer or _not_single(outcome.model_name, "no"))
         finally:
             outcome.release()
 
@@ -88,10 +92,6 @@ class SingleResponse:
         under_way, self.under_way = self.under_way, None
         if under_way is not None:
             under_way.cancel()
-
-    def _end(self, result: Answer | Exception) -> None:
-        self.cancel()  # without effect where its last outcome was taken
-        self._done(result)
 
 
 def _not_single(model: str, count: str) -> InferError:
@@ -139,16 +139,17 @@ class EventStream:
 
     def _pass_on(self, outcome: Outcome) -> None:
         if isinstance(outcome, InferError):
+            self.under_way = None
             self._fail(outcome)
             return
+        if outcome.final:
+            self.under_way = None
         try:
             event = b"" if outcome.empty else b"data: %b\n\n" % encode_generated(outcome, self._identifier)
         except Exception as error:
             self._fail(error)
         else:
             self._begin()
-            if outcome.final:
-                self.under_way = None
             self._outlet.send(event, last=outcome.final)
         finally:
             outcome.release()
@@ -159,7 +160,7 @@ class EventStream:
             self._outlet.begin(Answer(content_type=SSE, headers={"Cache-Control": "no-cache"}))
 
     def _fail(self, error: Exception) -> None:
-        self.cancel()  # without effect where its last outcome was taken
+        self.cancel()
         if self._begun:
             self._outlet.send(b"data: %b\n\n" % failure(error, self._url).body, last=True)
         else:
