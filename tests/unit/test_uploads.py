@@ -154,3 +154,23 @@ def test_a_store_whose_folder_was_taken_for_a_leftover_makes_another(tmp_path, m
     assert robbed
     assert contents(written.directory) == ["1/a"]
     store.close()
+
+
+def test_a_store_whose_lock_was_taken_and_removed_first_makes_another(tmp_path, monkeypatch):
+    store = UploadStore(100_000, tmp_path)
+    real = uploads.fcntl.flock
+    robbed = []
+
+    def lock_after_a_thief(lock, operation):
+        if not robbed:
+            robbed.append(lock)
+            uploads._remove_tree(next(tmp_path.glob("headrace-uploads-*")))
+        real(lock, operation)
+
+    monkeypatch.setattr(uploads.fcntl, "flock", lock_after_a_thief)
+    written = store.write("m", request(a=b"1"))
+    assert robbed
+    assert contents(written.directory) == ["1/a"]
+    (root,) = tmp_path.iterdir()
+    assert (root / "lock").exists()
+    store.close()
