@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 
 import numpy as np
 import pytest
 
 from configs import model, tensor
 from headrace.clock import SystemClock
+from headrace.instances.model_process import ProcessGoneError
+from headrace.instances.regions import Region, RequestRegions, Slice
 from headrace.instances.signature import ModelSignature
 from headrace.observability.statistics import ModelStatistics
 from headrace.repository.model_config import DynamicBatching, QueuePolicy
 from headrace.scheduling.driver import SchedulerDriver
 from headrace.scheduling.factory import make_scheduler
 from headrace.scheduling.ordering import OrderedRelease
-from headrace.types import InferenceRequest, InferenceResponse, InputTensor
+from headrace.types import InferenceRequest, InferenceResponse, InputTensor, RegionRef
 from headrace_protocol.arena import Arena
 from headrace_protocol.datatype import FP32
 from headrace_protocol.errors import ErrorCode, FailureReason, InferError
@@ -257,3 +260,123 @@ async def test_an_answered_request_leaves_nothing_to_the_garbage_collector() -> 
         assert mapping.closed
     finally:
         gc.enable()
+
+
+async def test_a_batch_whose_process_has_just_gone_runs_in_the_next_one() -> None:
+    driver, instance, statistics, submit = make()
+    execute, instance.gone = instance.execute, True
+
+    def dying(*arguments):
+        if instance.gone:
+            instance.free.clear()
+            raise ProcessGoneError
+        return execute(*arguments)
+
+    instance.execute = dying
+    asked = [submit(1), submit(2)]
+    await turn()
+    assert (driver.waiting, statistics.pending) == (2, 2)
+    instance.gone = False
+    instance.free.append(0)
+    driver.kick()
+    await turn()
+    instance.finish()
+    assert [value(await a.future) for a in asked] == [1, 2]
+    assert (driver.waiting, statistics.pending) == (0, 0)
+
+
+class Regions:
+    """A request's places in a region that can become too short; counts who holds it."""
+
+    def __init__(self) -> None:
+        self.region = Region(1, "r", 4, fd=os.memfd_create("client"))
+        os.write(self.region.fd, np.float32(7).tobytes())
+        self.of_request = RequestRegions({"A": Slice(self.region, 0, 4)}, {})
+        self.region.drop()
+
+    @property
+    def open(self) -> bool:
+        return self.region.fd != -1
+
+    def submit(self, driver: SchedulerDriver, signature: ModelSignature) -> Asked:
+        request = InferenceRequest("m", -1, SystemClock.now_ns())
+        request.inputs = [InputTensor("A", FP32, (1, 1), b"", RegionRef("r", 0, 4))]
+        return Asked(driver, signature.prepare(request, self.of_request))
+
+
+async def test_a_request_whose_memory_cannot_be_read_leaves_the_batch_and_the_others_run() -> None:
+    driver, instance, statistics, submit = make()
+    bad, good = Regions(), Regions()
+    asked = [submit(1), bad.submit(driver, driver._signature), good.submit(driver, driver._signature)]
+    os.ftruncate(bad.region.fd, 0)
+    await turn()
+    await turn()
+    with pytest.raises(InferError) as caught:
+        await asked[1].future
+    assert (caught.value.code, bad.open) == (ErrorCode.INVALID_ARG, False)
+    instance.finish()
+    assert [value(await asked[i].future) for i in (0, 2)] == [1, 7]
+    assert (statistics.pending, statistics.fail_count, statistics.success_count) == (0, 1, 2)
+    assert not good.open
+    assert not instance.arena.ranges.allocated_bytes
+
+
+async def test_a_batch_of_which_no_request_can_be_read_does_not_run() -> None:
+    driver, instance, _, submit = make()
+    execute = instance.execute
+
+    def copying(payload, *arguments):
+        payload.in_place = None
+        return execute(payload, *arguments)
+
+    instance.execute = copying
+    bad = [Regions(), Regions()]
+    asked = [regions.submit(driver, driver._signature) for regions in bad]
+    for regions in bad:
+        os.ftruncate(regions.region.fd, 0)
+    await turn()
+    await turn()
+    for one in asked:
+        with pytest.raises(InferError):
+            await one.future
+    assert not instance.running
+    answered = submit(3)
+    await turn()
+    instance.finish()
+    assert value(await answered.future) == 3
+
+
+@pytest.mark.parametrize("end", ["answer", "cancelled waiting", "cancelled running", "refused", "unloaded"])
+async def test_however_a_request_ends_its_regions_are_let_go_of(end: str) -> None:
+    driver, instance, _, submit = make(
+        max_batch_size=1, default_queue_policy=QueuePolicy(max_queue_size=1 if end == "refused" else 0)
+    )
+    regions = Regions()
+    if end in ("cancelled waiting", "refused", "unloaded"):
+        submit(1)
+        await turn()
+    if end == "refused":
+        submit(2)
+        with pytest.raises(InferError):
+            regions.submit(driver, driver._signature)
+        regions.of_request.drop()  # it was never taken: whoever submits lets go
+        assert not regions.open
+        return
+    asked = regions.submit(driver, driver._signature)
+    await turn()
+    assert regions.open
+    if end == "unloaded":
+        driver.fail_waiting(InferError(ErrorCode.UNAVAILABLE, "gone"))
+        with pytest.raises(InferError):
+            await asked.future
+    elif end == "answer":
+        instance.finish()
+        with pytest.raises(InferError):  # for it claims the input's place as its output's
+            await asked.future
+    else:
+        driver.cancel(asked.pending)
+        if end == "cancelled running":
+            assert regions.open
+            instance.finish()
+        await turn()
+    assert not regions.open

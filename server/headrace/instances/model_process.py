@@ -44,6 +44,10 @@ OnResponse = Callable[[Payload, int, InferenceResponse | InferError], None]
 """Called for each response of a decoupled model, with the index of its request; an error is a request's last."""
 
 
+class ProcessGoneError(Exception):
+    """The process ended just as it was to be given a batch, which can run in another one."""
+
+
 class _Running:
     __slots__ = ("executed", "instance", "on_done", "on_response", "open", "payload", "refused", "results")
 
@@ -121,14 +125,17 @@ class ModelProcess:
         return len(self._running)
 
     def execute(self, payload: Payload, on_done: OnDone, on_response: OnResponse | None = None) -> int:
-        """Run a batch in a free instance; return its number. Raises as Payload.gather, taking nothing.
+        """Run a batch in a free instance; return its number. Raises as Payload.gather, or ProcessGoneError.
 
-        With `on_response` (decoupled models) every response is told by that, and `on_done` gets no results.
+        Nothing is taken then. With `on_response` (decoupled models) every response is told by that, and `on_done` gets no
+        results.
         """
         batch = self._next_batch
         instance = self.free[-1]
         if payload.in_place is not None:
             self._give_regions(payload)
+            if self._over:
+                raise ProcessGoneError
         command = payload.gather(self._arena, batch, instance)
         self.free.pop()
         self._next_batch = batch + 1

@@ -214,6 +214,7 @@ class Attachments:
     def __init__(self, send: Callable[[list[ToBackend], list[int]], None]) -> None:
         self._send = send
         self._attached: set[Region] = set()
+        self._over = False
 
     def attach(self, regions: Iterable[Region]) -> None:
         """Give the process those of `regions` that it does not have. Raises OSError where descriptors run out."""
@@ -221,12 +222,15 @@ class Attachments:
         for first in range(0, len(new), MAX_DESCRIPTORS):
             part = new[first : first + MAX_DESCRIPTORS]
             self._send([_attach(region) for region in part], [region.fd for region in part if not region.is_cuda])
+            if self._over:
+                return
             for region in part:
                 self._attached.add(region)
                 region.watch(self, self._closed)
 
     def close(self) -> None:
         """Forget what was attached: the process is gone."""
+        self._over = True
         for region in self._attached:
             region.unwatch(self)
         self._attached.clear()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from headrace.clock import Clock
-from headrace.instances.model_process import ModelProcess, Results
+from headrace.instances.model_process import ModelProcess, ProcessGoneError, Results
 from headrace.instances.payload import Payload, UnreadableInputError
 from headrace.instances.signature import ModelSignature, PreparedRequest
 from headrace.observability.statistics import ModelStatistics
@@ -233,6 +233,9 @@ class SchedulerDriver:
             self._statistics.pending -= len(batch)
             for pending in pendings:
                 self._finish_soon(pending, unavailable(f"the tensors do not fit into the model's arena: {error}"))
+            return True
+        except ProcessGoneError:
+            self._stalled = batch
             return True
         except UnreadableInputError as error:
             del batch[error.index]
