@@ -44,6 +44,8 @@ def test_load_parameters_are_decoded():
         ('{"parameters":{"file:1/m":7}}', "'file:1/m'"),
         ('{"parameters":{"file:1/m":"%%%"}}', "not base64"),
         ('{"parameters":{"file:1/m":"é"}}', "not base64"),
+        ('{"parameters":{"file:1/m":"QUJD="}}', "not base64"),
+        ('{"parameters":{"file:1/m":"QUI"}}', "not base64"),
         ('{"parameters":{"other":"x"}}', "'other'"),
         ('{"parameters":[]}', "parameters"),
         ("[]", "expected 'object'"),

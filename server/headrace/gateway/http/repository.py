@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import binascii
 from typing import Any, Final
 
 import msgspec
 
-from headrace.gateway.http.bodies import decode_body
+from headrace.gateway.http.bodies import decode_body, from_base64
 from headrace.gateway.http.json_text import describe
 from headrace.gateway.http.request import Body
 from headrace.planes import LoadParameters
@@ -74,8 +73,8 @@ def _file_content(key: str, value: object) -> bytes:
     if not isinstance(value, str):
         raise invalid(f"load parameter '{key[:80]}': expected base64 in a string, got {describe(value)}")
     try:
-        return binascii.a2b_base64(value, strict_mode=True)
-    except (binascii.Error, ValueError):
+        return from_base64(value)
+    except ValueError:
         raise invalid(f"load parameter '{key[:80]}': its value is not base64") from None
 
 

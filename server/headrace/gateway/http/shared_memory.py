@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from headrace.gateway.http.bodies import decode_body
+from headrace.gateway.http.bodies import decode_body, from_base64
 from headrace.gateway.http.request import Body
 from headrace_protocol.errors import invalid
 
@@ -64,8 +62,8 @@ def decode_cuda(body: Body) -> CudaRegistration:
     """Return what registers a region of GPU memory. Raises INVALID_ARG, naming the field."""
     parsed = decode_body(_cuda_decoder, body, _WHAT)
     try:
-        handle = base64.b64decode(parsed.raw_handle.b64, validate=True)
-    except (binascii.Error, ValueError):
+        handle = from_base64(parsed.raw_handle.b64)
+    except ValueError:
         handle = b""
     if len(handle) != _HANDLE_SIZE:
         raise invalid(
