@@ -127,7 +127,7 @@ def _of_settings() -> dict[str, Schema]:
         "TraceSettings": exact_object(shown, tuple(shown)),
         "TraceSettingsRequest": exact_object(_nullable({**trace, "trace_mode": mode})),
         "LogSettings": exact_object(told, tuple(told)),
-        "LogSettingsRequest": exact_object(_nullable(log)),
+        "LogSettingsRequest": object_of(_nullable(log), additionalProperties={"type": "null"}),
     }
 
 

@@ -220,7 +220,7 @@ _SETTINGS: Final = {
         "Change what is logged",
         answers_json(reference("LogSettings"), "The settings now in force."),
         (400, 415),
-        "All changes are made, or none. null changes nothing. The file is not changed by a call: 501.",
+        "All changes are made, or none. null changes nothing, whatever its name. The file is not changed by a call: 501.",
         _CODED_BODY,
         takes_json(reference("LogSettingsRequest"), {"more": examples.LOGGING}, required=False),
     ),

@@ -70,7 +70,7 @@ PARAMETERS: Final[dict[str, Schema]] = {
     "traceparent": {
         "name": "traceparent",
         "in": "header",
-        "description": "W3C trace context that the request belongs to.",
+        "description": "W3C trace context that the request belongs to. Taken, and nothing done with it yet.",
         "schema": {"type": "string"},
         "example": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     },

@@ -87,10 +87,19 @@ def _infer_parameters() -> Schema:
     )
 
 
-_REGION: Final = {
-    "shared_memory_region": described({"type": "string"}, "Name of a registered region that holds the bytes."),
+_REGION: Final[dict[str, Schema]] = {
+    "shared_memory_region": {
+        "type": "string",
+        "minLength": 1,
+        "description": "Name of a registered region that the bytes lie in. Not beside classification or binary_data.",
+    },
     "shared_memory_offset": described(SIZE, "Bytes from the region's start. Default 0."),
-    "shared_memory_byte_size": SIZE,
+    "shared_memory_byte_size": described(SIZE, "Bytes of the tensor there; for an output, at least so many."),
+}
+_TOGETHER: Final = {
+    "shared_memory_region": ["shared_memory_byte_size"],
+    "shared_memory_offset": ["shared_memory_region"],
+    "shared_memory_byte_size": ["shared_memory_region"],
 }
 
 
@@ -115,7 +124,7 @@ def _infer_input() -> Schema:
 
 def _input_parameters() -> Schema:
     binary = described(SIZE, "Bytes of this tensor in the binary part that follows the JSON.")
-    return object_of({"binary_data_size": binary, **_REGION})
+    return object_of({"binary_data_size": binary, **_REGION}, dependentRequired=_TOGETHER)
 
 
 def _infer_requested_output() -> Schema:
@@ -131,6 +140,7 @@ def _output_parameters() -> Schema:
             **_REGION,
         },
         additionalProperties=SCALAR,
+        dependentRequired=_TOGETHER,
     )
 
 
