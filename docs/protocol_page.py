@@ -155,7 +155,8 @@ def _type(schema: dict[str, Any]) -> str:
     kinds = schema.get("type", "anything")
     named = " or ".join([kinds] if isinstance(kinds, str) else kinds)
     if kinds == "array":
-        return f"array of {_type(schema['items'])}"
+        most = f", at most {schema['maxItems']}" if "maxItems" in schema else ""
+        return f"array of {_type(schema['items'])}{most}"
     if "minimum" in schema:
         low, high = _number(schema["minimum"]), _number(schema.get("maximum"))
         return f"{named} {low} to {high}" if high else f"{named} ≥ {low}"

@@ -17,6 +17,7 @@ from headrace.gateway.http.openapi.schema import (
     or_null,
     reference,
 )
+from headrace.types import MAX_RANK
 from headrace_protocol.datatype import BY_NAME
 
 _ELEMENT: Final[Schema] = {"type": ["boolean", "number", "string"]}
@@ -107,7 +108,7 @@ def _infer_input() -> Schema:
     return object_of(
         {
             "name": {"type": "string"},
-            "shape": array_of(SIZE),
+            "shape": {**array_of(SIZE), "maxItems": MAX_RANK},
             "datatype": reference("ElementType"),
             "parameters": or_null(reference("InferInputParameters")),
             "data": reference("Data"),
