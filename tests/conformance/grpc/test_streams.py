@@ -1,6 +1,7 @@
 """ModelStreamInfer as clients meet it, on both transports."""
 
 import asyncio
+import gc
 import logging
 import queue
 
@@ -12,7 +13,8 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from grpc_doors import INFERENCE, infer_request
-from headrace.gateway.grpc.stream_ledger import MAX_REQUESTS
+from headrace.gateway.grpc.stream_ledger import MAX_REQUESTS, StreamRequest
+from headrace.types import InferenceRequest
 from headrace_protocol._generated import grpc_service_pb2 as pb
 from headrace_protocol.errors import ErrorCode, InferError
 
@@ -381,6 +383,36 @@ async def test_messages_above_the_limit_end_the_stream(open_door):
         assert await client.status() is grpc.StatusCode.RESOURCE_EXHAUSTED
         await asyncio.wait_for(running.cancelled.wait(), 5)
     assert await door.call("ModelInfer", infer_request())
+
+
+async def test_what_is_answered_is_freed_without_the_collector(door):
+    """Requests are large; the collector may come late."""
+    gc.collect()
+    gc.disable()
+    try:
+        client = Client(door)
+        await client.send(
+            infer_request(id="good"),
+            infer_request("missing", id="unknown"),
+            infer_request("NOT_FOUND", id="fails"),
+            infer_request("huge", id="not to be written"),
+            infer_request("stream", id="stream"),
+            infer_request("stream", id="left open"),
+        )
+        await door.data.begun(2)
+        door.data.streams["stream"].send(b"1")
+        door.data.streams["stream"].send(None)
+        assert len(await client.receive(5)) == 5
+        client.call.cancel()
+        await asyncio.wait_for(door.data.streams["left open"].cancelled.wait(), 5)
+        door.data.streams.clear()
+        door.data.requests.clear()
+        async with asyncio.timeout(5):
+            while alive := [one for one in gc.get_objects() if isinstance(one, StreamRequest | InferenceRequest)]:
+                del alive
+                await asyncio.sleep(0.01)
+    finally:
+        gc.enable()
 
 
 async def test_tritonclient_streams(door):

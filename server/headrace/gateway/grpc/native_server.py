@@ -31,6 +31,8 @@ _log = logging.getLogger(__name__)
 _BATCH: Final = 64
 _MAX_FAULTS: Final = 8
 _IO_THREADS: Final = 2
+_LAST_WRITES: Final = 0.2
+"""Seconds that the front's threads get, at a stop, to write what it was given: it does not tell when it has."""
 
 Event = tuple[int, int, int, bytes | None, bytes | str | None, Any]
 
@@ -104,6 +106,7 @@ class NativeServer:
             self._fail(call_id, unavailable("the server is stopping"))
         await asyncio.gather(*tasks, return_exceptions=True)
         await streams
+        await asyncio.sleep(min(grace_s, _LAST_WRITES))
         await self._loop.run_in_executor(None, self._front.close)
         await self._loop.run_in_executor(None, self._thread.join)
 

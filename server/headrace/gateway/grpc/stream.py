@@ -162,7 +162,7 @@ class InferStream:
 
     def _failed(self, request: StreamRequest, error: InferError) -> bytes:
         if self._status_errors:
-            raise error
+            raise InferError(error.code, error.message)
         return encode_stream_error(error, request.id, request.model, request.version)
 
     def _abandon(self) -> None:
@@ -170,6 +170,7 @@ class InferStream:
         for request in requests:
             if request.inference is not None:
                 request.inference.cancel()
+                request.inference = None
         for answer in answers:
             answer.release()
 
@@ -192,7 +193,8 @@ def _trace_sent(answer: Answer) -> None:
 
 
 def _told(error: Exception) -> InferError:
+    """Return what the client is told about `error`, without the frames that it came through: they hold the request."""
     if isinstance(error, InferError):
-        return error
+        return error.with_traceback(None)
     _log.error("a request of ModelStreamInfer failed", exc_info=error)
     return internal("the server failed to answer a request of ModelStreamInfer; its log has the reason")

@@ -138,6 +138,7 @@ class StreamLedger:
     def _close(self, request: StreamRequest) -> None:
         del self._open[request]
         self._bytes -= request.nbytes
+        request.inference = None  # which knows the request: only the garbage collector would find the two
 
     def abandon(self) -> tuple[list[StreamRequest], list[Answer]]:
         """Forget everything; return what is to be cancelled and what is to be released."""
