@@ -158,7 +158,9 @@ class Server:
         )
         self._http = HttpGateway(self._data, self._control, config.http, clock)
         self._grpc = GrpcGateway(self._data, self._control, config.grpc, clock)
-        self._metrics = MetricsServer(config.metrics, MetricsCollector(_Metrics(self._registry), config.metrics, clock))
+        traces = self._tracer if config.trace.file else None
+        collector = MetricsCollector(_Metrics(self._registry), config.metrics, clock, traces)
+        self._metrics = MetricsServer(config.metrics, collector)
         self._watcher = RepositoryWatcher(self._registry, repositories, config.repository_poll_secs)
         self._stop = asyncio.Event()
         self._stopping = False

@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
@@ -443,3 +444,17 @@ async def test_the_event_loop_gets_its_turns_while_a_thread_renders():
         assert await turns_during(lambda: choose_encoder("")[0](Collected())) > 10
     finally:
         sys.setswitchinterval(interval)
+
+
+async def test_traces_are_counted_where_there_can_be_some():
+    counts = SimpleNamespace(picked=5, skipped=2, lost=1)
+    text = await text_of(MetricsCollector(Models(), settings(), SystemClock(), counts))
+    assert (
+        samples(text).items()
+        >= {
+            "headrace_traces_total": 5,
+            'headrace_traces_lost_total{reason="full"}': 2,
+            'headrace_traces_lost_total{reason="write"}': 1,
+        }.items()
+    )
+    assert "headrace_traces" not in await scrape()

@@ -72,6 +72,25 @@ class MetricsSource(Protocol):
         ...
 
 
+class TraceCounts(Protocol):
+    """What the metrics tell of traces. All of it only grows."""
+
+    @property
+    def picked(self) -> int:
+        """Requests traced."""
+        ...
+
+    @property
+    def skipped(self) -> int:
+        """Requests that were to be traced, but for which there was no room."""
+        ...
+
+    @property
+    def lost(self) -> int:
+        """Traces that could not be written."""
+        ...
+
+
 def model_labels(model: ModelMetrics) -> dict[str, str]:
     """Return the labels of a model's series. A tag whose label is taken already is left out."""
     values = {"model": model.name, "version": str(model.version)}
@@ -177,8 +196,12 @@ class ModelSeries:
 class MetricsCollector:
     """Reads what a scrape tells."""
 
-    def __init__(self, source: MetricsSource, settings: MetricsSettings, clock: Clock) -> None:
+    def __init__(
+        self, source: MetricsSource, settings: MetricsSettings, clock: Clock, traces: TraceCounts | None = None
+    ) -> None:
+        """`traces`: None where there can be none."""
         self._source = source
+        self._traces = traces
         self._settings = settings
         self._clock = clock
         self._machine = MachineMetrics(settings)
@@ -200,11 +223,20 @@ class MetricsCollector:
             if time.monotonic_ns() - since > _SLICE_NS:
                 await asyncio.sleep(0)
                 since = time.monotonic_ns()
+        if self._traces is not None:
+            _add_traces(snapshot, self._traces)
         self._machine.add(snapshot, sample)
         registry = CollectorRegistry()
         for collector in (snapshot, self._process, self._build):
             registry.register(collector)
         return registry
+
+
+def _add_traces(snapshot: Snapshot, traces: TraceCounts) -> None:
+    snapshot.counter("headrace_traces_total", "Requests traced", {}, traces.picked)
+    for reason, count in (("full", traces.skipped), ("write", traces.lost)):
+        help_text = "Traces that are not in the file: too many were waiting, or it could not be written"
+        snapshot.counter("headrace_traces_lost_total", help_text, {"reason": reason}, count)
 
 
 class MetricsServer:
