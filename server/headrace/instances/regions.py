@@ -89,11 +89,11 @@ class Region:
             if size < self.start + offset + nbytes:
                 raise self._shrank(offset + nbytes, max(0, size - self.start))
 
-    def read(self, offset: int, nbytes: int) -> bytes:
+    def read(self, offset: int, nbytes: int) -> bytearray:
         """Return a copy of bytes of the region. Raises INVALID_ARG where they are no longer there."""
         data = bytearray(nbytes)
         self.read_into(memoryview(data), offset)
-        return bytes(data)
+        return data
 
     def read_into(self, view: memoryview, offset: int) -> None:
         """Fill `view` from the region. Raises INVALID_ARG where the object has become too short."""
