@@ -80,10 +80,10 @@ class RunningServer:
         """Everything the server wrote so far."""
         return "\n".join(self.lines)
 
-    def wait_for_log(self, text: str, timeout: float = 30.0) -> None:
-        """Wait until some line of the log contains `text`."""
+    def wait_for_log(self, text: str, timeout: float = 30.0, *, since: int = 0) -> None:
+        """Wait until some line of the log, from line `since` on, contains `text`."""
         with self._changed:
-            found = self._changed.wait_for(lambda: any(text in line for line in self.lines), timeout)
+            found = self._changed.wait_for(lambda: any(text in line for line in self.lines[since:]), timeout)
         assert found, f"no line with {text!r} within {timeout} s:\n{self.log()}"
 
     def status(self, path: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -24,6 +25,8 @@ from headrace.types import (
 )
 from headrace_protocol._generated import grpc_service_pb2, model_config_pb2
 from headrace_protocol.errors import InferError, unavailable, unsupported
+
+_log = logging.getLogger("headrace.requests")
 
 MAX_UNREAD: Final = 128
 """Responses of one request that its client has not read, above which the model is held back until half are."""
@@ -238,10 +241,8 @@ class RegistryDataPlane:
                 request.trace = self._tracer.pick(request, model.name, model.version)
             inference = Inference(self, model, classes, done)
             inference.pending = model.driver.submit(prepared, inference.finish)
-        except BaseException:
-            if regions is not None:
-                regions.drop()
-            self._ended(model)
+        except BaseException as error:
+            self._refused(model, request, regions, error)
             raise
         return inference
 
@@ -259,10 +260,8 @@ class RegistryDataPlane:
                 request.trace = self._tracer.pick(request, model.name, model.version)
             stream = Stream(self, model, classes, on_outcome)
             stream.pending = model.driver.submit(prepared, stream.deliver)
-        except BaseException:
-            if regions is not None:
-                regions.drop()
-            self._ended(model)
+        except BaseException as error:
+            self._refused(model, request, regions, error)
             raise
         return stream
 
@@ -277,6 +276,15 @@ class RegistryDataPlane:
         self.requests += 1
         self._inflight += 1
         return model
+
+    def _refused(
+        self, model: ServedModel, request: InferenceRequest, regions: RequestRegions | None, error: BaseException
+    ) -> None:
+        """Take back what was done for a request that does not begin."""
+        _log.debug("model %s: request %r is refused: %s", model.name, request.id[:80], error)
+        if regions is not None:
+            regions.drop()
+        self._ended(model)
 
     async def infer(self, request: InferenceRequest) -> InferenceResponse:
         """Answer one request; see planes.DataPlane."""

@@ -202,6 +202,30 @@ def test_a_change_is_seen_in_the_next_line_of_the_log(logged, server):
     assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I \d+ headrace", line)
 
 
+def test_verbosity_shows_failed_requests_then_batches_then_nothing(server, logged):
+    _, change = logged
+
+    def said(verbose: int) -> list[str]:
+        """Send a good request, one that fails and one that is refused; return what is said of them, less its numbers."""
+        change({"log_verbose_level": verbose})
+        before = len(server.lines)
+        for name, parameters in (("INPUT0", {}), ("INPUT0", {"fail": "on purpose"}), ("NOPE", {})):
+            tensor = {"name": name, "datatype": "FP32", "shape": [1, 1], "data": [1]}
+            body = {"id": "7\n", "inputs": [tensor], "parameters": parameters}
+            requests.post(f"http://{server.http}/v2/models/first/infer", json=body, timeout=30)
+        change({"log_verbose_level": 0})
+        server.wait_for_log("log_verbose_level=0", since=before)
+        found = [line.rsplit("model first: ", 1)[1] for line in server.lines[before:] if "] model first: " in line]
+        return [re.sub(r"in \d+ us", "in N us", text) for text in found]
+
+    ran = "ran 1 requests, 1 rows, in N us"
+    failed, refused = said(1)
+    assert failed.startswith(r"request '7\n' failed: ")
+    assert refused.startswith(r"request '7\n' is refused: ")
+    assert said(2) == [ran, ran, failed, refused]
+    assert said(0) == []
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [

@@ -25,6 +25,8 @@ from headrace_protocol.errors import invalid, unsupported
 
 _log = logging.getLogger(__name__)
 
+VERBOSE_2: Final = logging.DEBUG - 1
+"""The level of what --log-verbose=2 shows, beyond what 1 does: DEBUG."""
 LONGEST_MESSAGE: Final = 4096
 """Characters of a message that are logged."""
 _INNERMOST_FRAMES = 8

@@ -15,6 +15,7 @@ from headrace.clock import Clock
 from headrace.instances.model_process import ModelProcess, ProcessGoneError, Results
 from headrace.instances.payload import Payload, UnreadableInputError
 from headrace.instances.signature import ModelSignature, PreparedRequest
+from headrace.observability.logging import VERBOSE_2
 from headrace.observability.statistics import ModelStatistics
 from headrace.observability.trace import QUEUE_START, REQUEST_END
 from headrace.observability.tracing import trace_end, trace_response
@@ -277,6 +278,12 @@ class SchedulerDriver:
         statistics = self._statistics
         statistics.copied_out += payload.take_copied_out()
         streams = self._on_response is not None
+        if done is not None and _log.isEnabledFor(VERBOSE_2):
+            compute_us = (done.compute_input_ns + done.compute_infer_ns + done.compute_output_ns) // 1000
+            sizes = (len(payload.owners), payload.rows)
+            _log.log(
+                VERBOSE_2, "model %s: ran %d requests, %d rows, in %d us", self._signature.name, *sizes, compute_us
+            )
         if done is not None and (streams or any(isinstance(result, InferenceResponse) for result in results)):
             statistics.record_execution(
                 payload.rows, done.compute_input_ns, done.compute_infer_ns, done.compute_output_ns
@@ -392,6 +399,8 @@ class SchedulerDriver:
             )
             if done is None:
                 return
+            identifier = pending.prepared.request.id[:80]
+            _log.debug("model %s: request %r failed: %s", self._signature.name, identifier, outcome)
         self._hand_over(done, outcome)
 
     def _hand_over(self, done: Callable[[Outcome], None], outcome: Outcome) -> None:
