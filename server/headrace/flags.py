@@ -264,7 +264,7 @@ SERVED = (
         many=True,
     ),
     _served("allow-grpc", boolean, "true", "serve gRPC", "BOOL"),
-    _served("grpc-address", name, "0.0.0.0", "address of the gRPC service", "ADDRESS"),
+    _served("grpc-address", name, "0.0.0.0", "address of the gRPC service: a host, or unix:<path>", "ADDRESS"),
     _served("grpc-port", _PORT, "8001", "port of the gRPC service; 0 = any free one", "PORT"),
     _served("reuse-grpc-port", boolean, "false", "share the gRPC port with other processes", "BOOL"),
     _served(

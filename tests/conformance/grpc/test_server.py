@@ -1,6 +1,8 @@
 """The start and end of the gRPC gateway, where it listens, and which transport carries it."""
 
 import asyncio
+import contextlib
+import pathlib
 import socket
 import stat
 
@@ -161,3 +163,33 @@ async def test_a_file_that_is_no_socket_is_an_error_and_stays(open_door, tmp_pat
 async def test_a_unix_socket_in_a_folder_that_is_not_there_is_an_error(open_door, tmp_path):
     with pytest.raises(OSError, match="unix:"):
         await open_door(address=f"unix:{tmp_path}/no/s")
+
+
+async def test_no_socket_of_a_server_on_a_unix_socket_is_open_to_other_users(open_door, tmp_path):
+    """What is behind the native front could be used around the mode of the file."""
+    await open_door(address=f"unix:{tmp_path}/s")
+    assert {stat.S_IMODE(path.lstat().st_mode) for path in tmp_path.iterdir()} == {0o660}
+    assert own_abstract_sockets() == []
+
+
+async def test_no_file_is_made_for_a_server_on_a_port(door, transport):
+    """A killed server would leave it behind."""
+    assert len(own_abstract_sockets()) == (transport == "pygrpc-native")
+
+
+def own_abstract_sockets():
+    """Return the names of the abstract sockets that this process listens on."""
+    inodes = set()
+    for descriptor in pathlib.Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            inodes.add(str(descriptor.stat().st_ino))
+    rows = [line.split() for line in pathlib.Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return [row[7] for row in rows if row[6] in inodes and row[3] == "00010000" and row[7:] and row[7].startswith("@")]
+
+
+@pytest.mark.parametrize("transport", ["pygrpc-native"], indirect=True)
+async def test_a_start_that_fails_half_way_leaves_no_socket(open_door, tmp_path):
+    (tmp_path / "s.streams").write_text("precious")
+    with pytest.raises(OSError, match="no socket"):
+        await open_door(address=f"unix:{tmp_path}/s")
+    assert [path.name for path in tmp_path.iterdir()] == ["s.streams"]

@@ -168,6 +168,26 @@ async def test_a_failure_is_told_in_its_turn_and_the_stream_goes_on(door, caplog
     assert "secret" not in failure.error_message
 
 
+async def test_every_message_is_answered_once_whatever_it_holds(door, caplog):
+    """Good messages with a few bytes changed; afterwards a good one is served."""
+    rng = np.random.default_rng(3)
+    good = infer_request(id="x", data=bytes(range(40)), parameters={"k": pb.InferParameter(int64_param=1)})
+    messages = []
+    for _ in range(400):
+        data = bytearray(good.SerializeToString())
+        for place in rng.integers(0, len(data), rng.integers(1, 4)):
+            data[place] = rng.integers(0, 256)
+        messages.append(bytes(data[: rng.integers(1, len(data) + 1)] if rng.integers(0, 4) == 0 else data))
+    client = Client(door)
+    with caplog.at_level(logging.CRITICAL):
+        await client.send(*messages, infer_request(id="last"))
+        answers, status = await client.end()
+    assert (len(answers), status) == (401, grpc.StatusCode.OK)
+    assert 50 < sum(bool(answer.error_message) for answer in answers) < 400
+    assert not any("its log has the reason" in answer.error_message for answer in answers)
+    assert (answers[-1].infer_response.id, answers[-1].error_message) == ("last", "")
+
+
 async def test_a_failure_in_the_middle_ends_that_request_alone(door):
     client = Client(door)
     await client.send(infer_request("stream", id="a"), infer_request("stream", id="b"))

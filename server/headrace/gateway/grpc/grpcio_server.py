@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final, NoReturn
@@ -57,25 +58,41 @@ class GrpcioServer:
 
 
 class StreamServer:
-    """A grpc.aio server for the methods that stream, on an abstract Unix socket: the native front passes them on."""
+    """A grpc.aio server for the methods that stream, on a Unix socket: the native front passes them on.
 
-    def __init__(self, service: GrpcService, settings: GrpcSettings) -> None:
+    The socket is `file`, or without one an abstract one, which has no file that a killed server would leave behind, but
+    which every user of the machine may use: good for a front on a port, which they may use too.
+    """
+
+    def __init__(self, service: GrpcService, settings: GrpcSettings, file: UnixSocket | None) -> None:
         self._service = service
         self._settings = settings
+        self._file = file
         self._server: Any = None
 
-    async def start(self, name: str) -> None:
-        """Serve on the abstract Unix socket `name`."""
-        self._server = grpc.aio.server(options=_options(self._settings))
-        add_handlers(self._server, stream_handlers(self._service, self._settings))
-        self._server.add_insecure_port(f"unix-abstract:{name}")
-        await self._server.start()
+    async def start(self) -> str:
+        """Serve, and return the path, which begins with a NUL where the socket is abstract. Raises OSError."""
+        server = grpc.aio.server(options=_options(self._settings))
+        add_handlers(server, stream_handlers(self._service, self._settings))
+        if self._file is None:
+            name = f"headrace-grpc-{secrets.token_hex(16)}"
+            server.add_insecure_port(f"unix-abstract:{name}")
+            path = f"\0{name}"
+        else:
+            path = self._file.path
+            with claimed(self._file):
+                server.add_insecure_port(f"unix:{path}")
+        await server.start()
+        self._server = server
+        return path
 
     async def stop(self, grace_s: float) -> None:
         """As GrpcioServer.stop."""
         if self._server is not None:
             self._service.stop_streams()
             await self._server.stop(grace_s)
+        if self._file is not None:
+            self._file.remove()
 
 
 def stream_handlers(service: GrpcService, settings: GrpcSettings) -> dict[str, Any]:

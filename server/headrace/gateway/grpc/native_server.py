@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import threading
 from functools import partial
 from typing import Any, Final
@@ -31,6 +30,8 @@ _log = logging.getLogger(__name__)
 _BATCH: Final = 64
 _MAX_FAULTS: Final = 8
 _IO_THREADS: Final = 2
+_STREAMS: Final = ".streams"
+"""Added to the path of a Unix socket, for that of the server behind the front: whoever may use one may use the other."""
 _LAST_WRITES: Final = 0.2
 """Seconds that the front's threads get, at a stop, to write what it was given: it does not tell when it has."""
 
@@ -54,7 +55,7 @@ class NativeServer:
         self._front: Any = None
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread
-        self._streams = StreamServer(service, settings)
+        self._streams = StreamServer(service, settings, None if file is None else UnixSocket(file.path + _STREAMS))
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._inferences: dict[int, Cancellable] = {}
         """ModelInfer calls under way: they need no task of their own."""
@@ -78,10 +79,11 @@ class NativeServer:
                 reuse_port=settings.reuse_port,
             )
         self._front = front
-        # An abstract socket has no file that a killed server would leave behind.
-        name = f"headrace-grpc-{secrets.token_hex(16)}"
-        await self._streams.start(name)
-        front.set_fallback(f"\0{name}")
+        try:
+            front.set_fallback(await self._streams.start())
+        except BaseException:
+            front.close()
+            raise
         front.start()
         self._thread = threading.Thread(target=self._receive, name="grpc-receive", daemon=True)
         self._thread.start()

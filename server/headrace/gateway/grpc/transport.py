@@ -45,6 +45,8 @@ class GrpcGateway:
             port = await self._server.start()
             return port if self._file is None else 0
         except OSError as error:
+            if self._file is not None:
+                self._file.remove()
             reason = error.strerror or str(error)
             raise OSError(error.errno, f"cannot serve gRPC on {self._settings.target}: {reason}") from error
 
