@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from echo_planes import EchoDataPlane, NotingControlPlane
 from headrace.gateway.http.app import HttpGateway, HttpSettings
 from headrace.gateway.http.errors import HttpError
+from headrace.gateway.http.generate_codec import decode_generate, encode_generated
 from headrace.gateway.http.request_codec import decode_request
 from headrace.gateway.http.response_codec import encode_response
-from headrace.types import InferenceRequest, InferenceResponse, OutputTensor
+from headrace.types import InferenceRequest, InferenceResponse, OutputTensor, TensorMetadata
 from headrace_protocol import datatype as dt
 from headrace_protocol.errors import InferError
 
@@ -62,6 +63,7 @@ TOKENS = [
         b"[" * 5000,
         b'{"\\u0000":2}',
         b'"shared_memory_region":"r"',
+        b'"shared_memory_byte_size":9223372036854775808',
     ),
 ]
 GOOD = json.dumps({"inputs": [{"name": "INPUT0", "shape": [1], "datatype": "INT8", "data": [7]}]}).encode()
@@ -103,6 +105,8 @@ def hostile_value(rng: random.Random, depth: int = 0) -> object:
         "parameters",
         "id",
         "binary_data_size",
+        "shared_memory_region",
+        "shared_memory_byte_size",
         "priority",
     ]
     return {rng.choice(keys): hostile_value(rng, depth + 1) for _ in range(rng.randrange(4))}
@@ -182,13 +186,61 @@ async def test_mutated_and_hostile_infer_bodies_never_hurt_the_server(door, seed
     assert await check(door, INFER, GOOD, {}) == 200
 
 
-async def test_hostile_repository_bodies_never_hurt_the_server(door):
+LOAD = {"parameters": {"config": "{}", "file:1/m": "AAAA", "unload_dependents": True}}
+CONTROL = {
+    "/v2/repository/index": {"ready": True},
+    "/v2/repository/models/m/load": LOAD,
+    "/v2/repository/models/m/unload": LOAD,
+    "/v2/systemsharedmemory/region/r/register": {"key": "/k", "offset": 0, "byte_size": 64},
+    "/v2/systemsharedmemory/unregister": {},
+    "/v2/cudasharedmemory/region/r/register": {
+        "raw_handle": {"b64": "AAAA" * 21 + "AA=="},
+        "device_id": 0,
+        "byte_size": 1,
+    },
+    "/v2/trace/setting": {"trace_level": ["OFF"], "trace_rate": "1", "trace_count": None},
+    "/v2/models/m/trace/setting": {"trace_level": ["TIMESTAMPS"], "log_frequency": "10"},
+    "/v2/logging": {"log_info": True, "log_verbose_level": 1, "log_format": "ISO8601", "log_error": None},
+}
+
+
+@pytest.mark.parametrize("path", CONTROL)
+async def test_hostile_bodies_of_the_control_endpoints_never_hurt_the_server(door, path):
     rng = random.Random(1)
-    load = json.dumps({"parameters": {"config": "{}", "file:1/m": "AAAA", "unload_dependents": True}}).encode()
-    for path in ("/v2/repository/index", "/v2/repository/models/m/load", "/v2/repository/models/m/unload"):
-        for _ in range(150):
-            body = mutated(rng, load) if rng.random() < 0.5 else json.dumps(hostile_value(rng)).encode()
-            await check(door, path, body, {})
+    good = json.dumps(CONTROL[path]).encode()
+    seen = {await check(door, path, good, {})}
+    for _ in range(150):
+        body = mutated(rng, good) if rng.random() < 0.5 else json.dumps(hostile_value(rng)).encode()
+        seen.add(await check(door, path, body, {}))
+    assert 200 in seen
+    assert await check(door, INFER, GOOD, {}) == 200
+
+
+GENERATE = json.dumps(
+    {
+        "id": "7",
+        "INPUT0": [[1, 2.5, -3e2, 0], [1, 2, 3, 4]],
+        "max_tokens": 5,
+        "stop": "\\u00e9[{",
+        "parameters": {"temperature": 0.5, "flag": True, "priority": 1},
+    }
+).encode()
+
+
+@pytest.mark.parametrize("kind", ["generate", "generate_stream"])
+async def test_hostile_generate_bodies_never_hurt_the_server(door, kind):
+    rng = random.Random(kind)
+    path = f"/v2/models/echo/{kind}"
+    seen = {await check(door, path, GENERATE, {})}
+    for _ in range(500):
+        if rng.random() < 0.7:
+            body = mutated(rng, GENERATE)
+        else:
+            body = json.dumps(
+                json.loads(GENERATE) | {rng.choice(["INPUT0", "id", "parameters", "x"]): hostile_value(rng)}
+            )
+        seen.add(await check(door, path, body if isinstance(body, bytes) else body.encode(), hostile_headers(rng)))
+    assert {200, 400} <= seen
     assert await check(door, INFER, GOOD, {}) == 200
 
 
@@ -229,6 +281,85 @@ def test_any_json_as_data_is_read_or_refused(datatype, data, shape):
 @given(st.binary(max_size=200), st.none() | st.text(max_size=6) | st.integers(-5, 300).map(str))
 def test_any_bytes_are_read_or_refused(body, header):
     decoded(body, header)
+
+
+SIZES = st.integers(-2, 2**64) | st.sampled_from([2**63 - 1, 2**63, None, "1", 1.5, True, [], ""])
+REGION = st.dictionaries(
+    st.sampled_from(
+        [
+            "shared_memory_region",
+            "shared_memory_offset",
+            "shared_memory_byte_size",
+            "binary_data_size",
+            "binary_data",
+            "classification",
+        ]
+    ),
+    SIZES | st.sampled_from(["r", "é/\0"]),
+)
+
+
+@FUZZ
+@given(parameters=REGION, data=st.booleans(), output=st.booleans())
+def test_any_range_of_a_region_is_one_of_64_bits_or_refused(parameters, data, output):
+    tensor: dict = {"name": "X", "shape": [1], "datatype": "INT8"} | ({"data": [1]} if data else {})
+    body: dict = {"inputs": [tensor], "outputs": [{"name": "O"}]}
+    body["outputs" if output else "inputs"][0]["parameters"] = parameters
+    if output:
+        tensor["data"] = [1]
+    request = decoded(json.dumps(body).encode())
+    if request is not None:
+        regions = [request.inputs[0].region, *(asked.region for asked in request.outputs or ())]
+        for region in filter(None, regions):
+            assert region.name
+            assert 0 <= region.offset <= region.offset + region.nbytes < 2**63
+
+
+@FUZZ
+@given(
+    body=st.dictionaries(st.sampled_from(["x", "s", "id", "parameters", "k", "é"]), VALUES, max_size=4),
+    datatype=st.sampled_from(sorted(dt.BY_NAME)),
+    shape=st.lists(st.sampled_from([-1, 1, 2, 3]), max_size=3),
+)
+def test_any_generate_body_makes_tensors_of_the_models_shape_or_is_refused(body, datatype, shape):
+    request = InferenceRequest("m")
+    inputs = (TensorMetadata("x", datatype, tuple(shape)), TensorMetadata("s", "BYTES", (-1, 1)))
+    try:
+        decode_generate(request, json.dumps(body).encode(), inputs, 1 << 20)
+    except (InferError, HttpError) as error:
+        assert error.message
+        return
+    for tensor in request.inputs:
+        wanted = next(known.shape for known in inputs if known.name == tensor.name)
+        assert dt.to_numpy(tensor.datatype, tensor.shape, tensor.data).shape == tensor.shape
+        assert len(tensor.shape) == len(wanted)
+        assert all(dim in (-1, got) for dim, got in zip(wanted, tensor.shape, strict=True))
+
+
+@FUZZ
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_as_generate_or_refused(body):
+    try:
+        decode_generate(InferenceRequest("m"), body, (TensorMetadata("x", "FP32", (-1,)),), 1 << 20)
+    except (InferError, HttpError) as error:
+        assert error.message
+
+
+@FUZZ
+@given(
+    datatype=st.sampled_from([t for t in dt.ALL if t not in (dt.BYTES, dt.FP16, dt.BF16)]), raw=st.binary(max_size=96)
+)
+def test_numbers_survive_generate_both_ways_bit_by_bit(datatype, raw):
+    size = datatype.itemsize
+    wire = bytes(b & 1 for b in raw) if datatype is dt.BOOL else raw[: len(raw) // size * size]
+    if datatype in (dt.FP32, dt.FP64):
+        array = np.frombuffer(wire, datatype.numpy)
+        wire = np.where(np.isnan(array), np.array(np.nan, datatype.numpy), array).tobytes()
+    output = OutputTensor("x", datatype, (len(wire) // size,), wire)
+    text = encode_generated(InferenceResponse("m", 1, [output]), None)
+    request = InferenceRequest("m")
+    decode_generate(request, text, (TensorMetadata("x", datatype.name, (-1,)),), 1 << 20)
+    assert bytes(request.inputs[0].data) == wire
 
 
 NUMERIC = [t for t in dt.ALL if t not in (dt.BYTES, dt.FP16, dt.BF16)]

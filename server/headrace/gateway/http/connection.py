@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Coroutine
 from functools import partial
+from math import inf
 from time import monotonic_ns
 from typing import Final, cast
 
@@ -203,7 +204,7 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self.writing_paused = False
         if self._stream is not None:
-            self._deadline.never()
+            self._deadline.at = inf
             self._stream.resume()
         self._advance()
 
@@ -246,7 +247,7 @@ class Connection(asyncio.BufferedProtocol):
                 break
         else:
             if not (self.writing_paused or self._ending):
-                self._deadline.never()
+                self._deadline.at = inf
         self._advancing = False
 
     def _feed_pending(self) -> None:

@@ -11,7 +11,7 @@ _CLOCK_STEP = 0.002
 
 
 class Deadline:
-    """Calls `expired` once the time set has come. `never` and another `set` take that back. Close it after use."""
+    """Calls `expired` once the time set has come, unless another was set before. Close it after use."""
 
     __slots__ = ("_expired", "_loop", "_timer", "_timer_at", "at")
 
@@ -19,7 +19,7 @@ class Deadline:
         self._loop = loop
         self._expired = expired
         self.at = math.inf
-        """The loop's time at which it is reached; infinite for never."""
+        """The loop's time at which it is reached. May be made infinite, for never."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
 
@@ -28,10 +28,6 @@ class Deadline:
         self.at = at = self._loop.time() + seconds
         if at < self._timer_at:
             self._set_timer(at)
-
-    def never(self) -> None:
-        """Not be reached until it is set again."""
-        self.at = math.inf
 
     def close(self) -> None:
         """Let go of the timer, which refers back to whom it calls."""

@@ -130,8 +130,7 @@ def _take_output(output: _Output, binary: dict[str, bool]) -> RequestedOutput:
     requested = RequestedOutput(name)
     if output.parameters:
         custom: dict[str, Parameter] = {}
-        if names_region(output.parameters):
-            requested.region = take_region(f"output '{name}'", output.parameters)
+        in_region = False
         for key, value in output.parameters.items():
             if key == "binary_data":
                 if type(value) is not bool:
@@ -143,14 +142,22 @@ def _take_output(output: _Output, binary: dict[str, bool]) -> RequestedOutput:
                         f"output '{name}': 'classification': expected a number of classes above 0, got {describe(value)}"
                     )
                 requested.classification = value
-            elif key not in REGION_KEYS:
+            elif key in REGION_KEYS:
+                in_region = True
+            else:
                 custom[key] = scalar(f"output '{name}': '{key}'", value)
         requested.parameters = custom or None
-        if requested.region is not None and (requested.binary or requested.classification):
-            other = "binary_data" if requested.binary else "classification"
-            raise invalid(f"output '{name}': 'shared_memory_region' and '{other}' exclude each other")
+        if in_region:
+            _put_into_region(requested, output.parameters)
     binary[name] = requested.binary
     return requested
+
+
+def _put_into_region(requested: RequestedOutput, parameters: dict[str, Any]) -> None:
+    requested.region = take_region(f"output '{requested.name}'", parameters)
+    if requested.binary or requested.classification:
+        other = "binary_data" if requested.binary else "classification"
+        raise invalid(f"output '{requested.name}': '{REGION}' and '{other}' exclude each other")
 
 
 def _take_inputs(
