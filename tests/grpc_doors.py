@@ -150,3 +150,49 @@ def infer_request(model="echo", data=b"abcd", **fields):
         "raw_input_contents": [data],
     }
     return pb.ModelInferRequest(**(values | fields))
+
+
+class StreamClient:
+    """One stream of a client."""
+
+    def __init__(self, door, **options):
+        self.call = door.channel.stream_stream(INFERENCE + "ModelStreamInfer")(**options)
+
+    async def send(self, *requests):
+        for request in requests:
+            await self.call.write(request if isinstance(request, bytes) else request.SerializeToString())
+
+    async def receive(self, count=None):
+        """Return so many answers, or all until the stream ends."""
+        answers = []
+        async with asyncio.timeout(10):
+            while count is None or len(answers) < count:
+                try:
+                    data = await self.call.read()
+                except grpc.aio.AioRpcError:
+                    break
+                if data is grpc.aio.EOF:
+                    break
+                answers.append(pb.ModelStreamInferResponse.FromString(data))
+        return answers
+
+    async def end(self):
+        """Half-close; return what still comes, and the status."""
+        await self.call.done_writing()
+        return await self.receive(), await self.status()
+
+    async def status(self):
+        async with asyncio.timeout(10):
+            return await self.call.code()
+
+
+def stream_ids(answers):
+    return [answer.infer_response.id for answer in answers]
+
+
+def is_final(answer):
+    return answer.infer_response.parameters["triton_final_response"].bool_param
+
+
+def stream_data(answers):
+    return [b"".join(answer.infer_response.raw_output_contents) for answer in answers]

@@ -1,7 +1,6 @@
-"""ModelStreamInfer as clients meet it, on both transports."""
+"""ModelStreamInfer as clients meet it, on both transports: what is answered, and in which order."""
 
 import asyncio
-import gc
 import logging
 import queue
 
@@ -12,73 +11,25 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from grpc_doors import INFERENCE, infer_request
-from headrace.gateway.grpc.stream_ledger import MAX_REQUESTS, StreamRequest
-from headrace.types import InferenceRequest
+from grpc_doors import StreamClient, infer_request, is_final, stream_data, stream_ids
 from headrace_protocol._generated import grpc_service_pb2 as pb
 from headrace_protocol.errors import ErrorCode, InferError
 
 
-class Client:
-    """One stream of a client."""
-
-    def __init__(self, door, **options):
-        self.call = door.channel.stream_stream(INFERENCE + "ModelStreamInfer")(**options)
-
-    async def send(self, *requests):
-        for request in requests:
-            await self.call.write(request if isinstance(request, bytes) else request.SerializeToString())
-
-    async def receive(self, count=None):
-        """Return so many answers, or all until the stream ends."""
-        answers = []
-        async with asyncio.timeout(10):
-            while count is None or len(answers) < count:
-                try:
-                    data = await self.call.read()
-                except grpc.aio.AioRpcError:
-                    break
-                if data is grpc.aio.EOF:
-                    break
-                answers.append(pb.ModelStreamInferResponse.FromString(data))
-        return answers
-
-    async def end(self):
-        """Half-close; return what still comes, and the status."""
-        await self.call.done_writing()
-        return await self.receive(), await self.status()
-
-    async def status(self):
-        async with asyncio.timeout(10):
-            return await self.call.code()
-
-
-def ids(answers):
-    return [answer.infer_response.id for answer in answers]
-
-
-def final(answer):
-    return answer.infer_response.parameters["triton_final_response"].bool_param
-
-
-def data_of(answers):
-    return [b"".join(answer.infer_response.raw_output_contents) for answer in answers]
-
-
 async def test_ordinary_requests_of_any_number_are_answered_in_order_and_the_stream_ends_well(door):
-    client = Client(door)
+    client = StreamClient(door)
     await client.send(*(infer_request(id=str(n), data=b"%d" % n) for n in range(100)))
     answers, status = await client.end()
     assert status is grpc.StatusCode.OK
-    assert ids(answers) == [str(n) for n in range(100)]
-    assert data_of(answers) == [b"%d" % n for n in range(100)]
-    assert all(final(answer) and not answer.error_message for answer in answers)
+    assert stream_ids(answers) == [str(n) for n in range(100)]
+    assert stream_data(answers) == [b"%d" % n for n in range(100)]
+    assert all(is_final(answer) and not answer.error_message for answer in answers)
     assert {(one.infer_response.model_name, one.infer_response.model_version) for one in answers} == {("echo", "1")}
     assert door.data.released == 100
 
 
 async def test_a_slow_ordinary_request_holds_back_those_behind_it_but_no_decoupled_one(door):
-    client = Client(door)
+    client = StreamClient(door)
     await client.send(
         infer_request("held", id="slow"),
         infer_request(id="quick"),
@@ -88,16 +39,16 @@ async def test_a_slow_ordinary_request_holds_back_those_behind_it_but_no_decoupl
     await door.data.begun(2)
     streams = door.data.streams
     streams["d"].send(b"1")
-    assert ids(await client.receive(1)) == ["d"]
+    assert stream_ids(await client.receive(1)) == ["d"]
     streams["slow"].send(b"s", final=True)
-    assert ids(await client.receive(3)) == ["slow", "quick", "unknown"]
+    assert stream_ids(await client.receive(3)) == ["slow", "quick", "unknown"]
     streams["d"].send(b"2", final=True)
     answers, status = await client.end()
-    assert (ids(answers), status) == (["d"], grpc.StatusCode.OK)
+    assert (stream_ids(answers), status) == (["d"], grpc.StatusCode.OK)
 
 
 async def test_responses_of_decoupled_models_interleave_and_the_last_one_says_so(door):
-    client = Client(door)
+    client = StreamClient(door)
     await client.send(infer_request("stream_a", id="a"), infer_request("stream_b", id="b"))
     await door.data.begun(2)
     a, b = door.data.streams["a"], door.data.streams["b"]
@@ -105,7 +56,7 @@ async def test_responses_of_decoupled_models_interleave_and_the_last_one_says_so
         call.send(data, final=last)
     answers, status = await client.end()
     assert status is grpc.StatusCode.OK
-    assert list(zip(ids(answers), data_of(answers), map(final, answers), strict=True)) == [
+    assert list(zip(stream_ids(answers), stream_data(answers), map(is_final, answers), strict=True)) == [
         ("b", b"1", False),
         ("a", b"2", False),
         ("b", b"3", True),
@@ -115,7 +66,7 @@ async def test_responses_of_decoupled_models_interleave_and_the_last_one_says_so
 
 
 async def test_an_empty_end_is_told_only_where_the_client_asked(door):
-    client = Client(door)
+    client = StreamClient(door)
     asked = {"triton_enable_empty_final_response": pb.InferParameter(bool_param=True)}
     await client.send(
         infer_request("stream", id="a"), infer_request("stream", id="b", model_version="", parameters=asked)
@@ -125,7 +76,11 @@ async def test_an_empty_end_is_told_only_where_the_client_asked(door):
         call.send(None)
     answers, status = await client.end()
     assert status is grpc.StatusCode.OK
-    assert sorted(zip(ids(answers), map(final, answers), strict=True)) == [("a", False), ("b", False), ("b", True)]
+    assert sorted(zip(stream_ids(answers), map(is_final, answers), strict=True)) == [
+        ("a", False),
+        ("b", False),
+        ("b", True),
+    ]
     end = answers[-1].infer_response
     assert (end.model_name, end.model_version, list(end.outputs), list(end.raw_output_contents)) == (
         "stream",
@@ -153,12 +108,12 @@ BAD = {
 
 @pytest.mark.parametrize(("request_", "said", "named"), BAD.values(), ids=BAD.keys())
 async def test_a_failure_is_told_in_its_turn_and_the_stream_goes_on(door, caplog, request_, said, named):
-    client = Client(door)
+    client = StreamClient(door)
     with caplog.at_level(logging.CRITICAL):
         await client.send(infer_request(id="before"), request_, infer_request(id="after"))
         answers, status = await client.end()
     assert status is grpc.StatusCode.OK
-    assert ids(answers) == ["before", named[0], "after"]
+    assert stream_ids(answers) == ["before", named[0], "after"]
     failure = answers[1]
     assert said in failure.error_message
     told = failure.infer_response
@@ -178,7 +133,7 @@ async def test_every_message_is_answered_once_whatever_it_holds(door, caplog):
         for place in rng.integers(0, len(data), rng.integers(1, 4)):
             data[place] = rng.integers(0, 256)
         messages.append(bytes(data[: rng.integers(1, len(data) + 1)] if rng.integers(0, 4) == 0 else data))
-    client = Client(door)
+    client = StreamClient(door)
     with caplog.at_level(logging.CRITICAL):
         await client.send(*messages, infer_request(id="last"))
         answers, status = await client.end()
@@ -189,7 +144,7 @@ async def test_every_message_is_answered_once_whatever_it_holds(door, caplog):
 
 
 async def test_a_failure_in_the_middle_ends_that_request_alone(door):
-    client = Client(door)
+    client = StreamClient(door)
     await client.send(infer_request("stream", id="a"), infer_request("stream", id="b"))
     a, b = await door.data.begun(2)
     a.send(b"1")
@@ -203,7 +158,7 @@ async def test_a_failure_in_the_middle_ends_that_request_alone(door):
 @pytest.mark.parametrize("transport", ["grpcio"], indirect=True)
 async def test_an_answer_that_cannot_be_written_cancels_the_rest_of_its_request(open_door):
     door = await open_door(max_message_size=10_000)
-    client = Client(door)
+    client = StreamClient(door)
     await client.send(infer_request("stream", id="a"), infer_request(id="b"))
     (a,) = await door.data.begun()
     a.send(b"1")
@@ -222,11 +177,11 @@ async def test_an_answer_that_cannot_be_written_cancels_the_rest_of_its_request(
 
 @pytest.mark.parametrize("code", [ErrorCode.NOT_FOUND, ErrorCode.INVALID_ARG, ErrorCode.UNSUPPORTED])
 async def test_a_client_that_asks_for_status_errors_gets_the_first_one_and_the_rest_is_cancelled(door, code):
-    client = Client(door, metadata=(("triton_grpc_error", "true"),))
+    client = StreamClient(door, metadata=(("triton_grpc_error", "true"),))
     await client.send(infer_request(id="1"), infer_request("stream", id="s"))
     (running,) = await door.data.begun()
     running.send(b"x")
-    assert sorted(ids(await client.receive(2))) == ["1", "s"]
+    assert sorted(stream_ids(await client.receive(2))) == ["1", "s"]
     await client.send(infer_request(code.name, id="2"))
     assert await client.receive() == []
     expected = {"INVALID_ARG": "INVALID_ARGUMENT", "UNSUPPORTED": "UNIMPLEMENTED"}.get(code.name, code.name)
@@ -236,135 +191,23 @@ async def test_a_client_that_asks_for_status_errors_gets_the_first_one_and_the_r
 
 
 async def test_a_malformed_message_is_a_status_too_where_the_client_asks(door):
-    client = Client(door, metadata=(("triton_grpc_error", "true"),))
+    client = StreamClient(door, metadata=(("triton_grpc_error", "true"),))
     await client.send(b"\xff\xff\xff")
     assert await client.receive() == []
     assert await client.status() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_only_true_asks_for_status_errors(door):
-    client = Client(door, metadata=(("triton_grpc_error", "false"),))
+    client = StreamClient(door, metadata=(("triton_grpc_error", "false"),))
     await client.send(infer_request("missing"))
     answers, status = await client.end()
     assert (len(answers), status) == (1, grpc.StatusCode.OK)
 
 
-async def test_a_cancelled_stream_cancels_everything_in_it(door):
-    client = Client(door)
-    await client.send(
-        infer_request("stream", id="a"),
-        infer_request("held", id="b"),
-        infer_request("hang", id="c"),
-        infer_request(id="d"),
-    )
-    a, b = await door.data.begun(2)
-    a.send(b"1")
-    await client.receive(1)
-    client.call.cancel()
-    async with asyncio.timeout(5):
-        await a.cancelled.wait()
-        await b.cancelled.wait()
-        await door.data.cancelled.wait()
-    a.send(b"late")
-    assert a.unread == 0
-    assert await door.call("ModelInfer", infer_request())
-
-
-async def test_a_passed_deadline_cancels_everything_in_it(door):
-    client = Client(door, timeout=0.3)
-    await client.send(infer_request("stream", id="a"))
-    (a,) = await door.data.begun()
-    assert await client.status() is grpc.StatusCode.DEADLINE_EXCEEDED
-    await asyncio.wait_for(a.cancelled.wait(), 5)
-
-
-async def test_a_closed_connection_cancels_everything_in_it(door):
-    client = Client(door)
-    await client.send(infer_request("stream", id="a"))
-    (a,) = await door.data.begun()
-    await door.channel.close()
-    await asyncio.wait_for(a.cancelled.wait(), 5)
-
-
-async def test_one_cancelled_stream_leaves_the_others_alone(door):
-    gone, stays = Client(door), Client(door)
-    await gone.send(infer_request("stream", id="a"))
-    await stays.send(infer_request("stream", id="b"))
-    a, b = await door.data.begun(2)
-    gone.call.cancel()
-    await asyncio.wait_for(door.data.streams["a"].cancelled.wait(), 5)
-    door.data.streams["b"].send(b"x", final=True)
-    answers, status = await stays.end()
-    assert (ids(answers), status) == (["b"], grpc.StatusCode.OK)
-    assert not door.data.streams["b"].cancelled.is_set()
-
-
-async def test_requests_above_the_bound_wait_in_the_transport(door):
-    client = Client(door)
-    sending = asyncio.ensure_future(
-        client.send(*(infer_request("stream", id=str(n)) for n in range(MAX_REQUESTS + 10)))
-    )
-    await door.data.begun(MAX_REQUESTS)
-    await asyncio.sleep(0.1)
-    assert len(door.data.streams) == MAX_REQUESTS
-    for number in range(10):
-        door.data.streams[str(number)].send(None)
-    await door.data.begun(MAX_REQUESTS + 10)
-    await sending
-    for number in range(10, MAX_REQUESTS + 10):
-        door.data.streams[str(number)].send(None)
-    assert await client.end() == ([], grpc.StatusCode.OK)
-
-
-async def test_responses_that_the_client_does_not_read_stay_unread(door):
-    """What the model may count on: a response is released when its bytes have left."""
-    client = Client(door)
-    await client.send(infer_request("stream", id="a"))
-    (a,) = await door.data.begun()
-    for _ in range(64):
-        a.send(bytes(1 << 20))
-    await client.receive(1)
-    await asyncio.sleep(0.2)
-    assert 16 < a.unread < 64
-    a.send(b"", final=True)
-    answers, status = await client.end()
-    assert (len(answers), status, a.unread) == (64, grpc.StatusCode.OK, 0)
-
-
-async def test_a_stop_ends_idle_streams_at_once(door):
-    client = Client(door)
-    await client.send(infer_request(id="1"))
-    assert ids(await client.receive(1)) == ["1"]
-    await asyncio.wait_for(door.gateway.stop(5), 3)
-    assert await client.status() is grpc.StatusCode.UNAVAILABLE
-
-
-async def test_a_stop_lets_a_stream_finish_what_it_has_begun(door):
-    client = Client(door)
-    await client.send(infer_request("stream", id="a"))
-    (a,) = await door.data.begun()
-    stop = asyncio.ensure_future(door.gateway.stop(5))
-    await asyncio.sleep(0.05)
-    a.send(b"1")
-    a.send(b"2", final=True)
-    assert data_of(await client.receive()) == [b"1", b"2"]
-    assert await client.status() is grpc.StatusCode.UNAVAILABLE
-    await asyncio.wait_for(stop, 3)
-
-
-async def test_a_stop_cancels_what_outlives_the_grace(door):
-    client = Client(door)
-    await client.send(infer_request("stream", id="a"))
-    (a,) = await door.data.begun()
-    await asyncio.wait_for(door.gateway.stop(0.1), 3)
-    assert a.cancelled.is_set()
-    assert await client.status() is not grpc.StatusCode.OK
-
-
 async def test_metadata_of_the_stream_belong_to_each_of_its_requests(open_door):
     door = await open_door(header_forward_pattern="^x-")
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    client = Client(door, metadata=(("traceparent", parent), ("x-tenant", "a"), ("other", "b")))
+    client = StreamClient(door, metadata=(("traceparent", parent), ("x-tenant", "a"), ("other", "b")))
     await client.send(infer_request(id="1"), infer_request(id="2", parameters={"k": pb.InferParameter(int64_param=1)}))
     await client.end()
     assert [(one.trace_context, one.parameters) for one in door.data.requests] == [
@@ -373,66 +216,13 @@ async def test_metadata_of_the_stream_belong_to_each_of_its_requests(open_door):
     ]
 
 
-@pytest.mark.parametrize("kind", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-async def test_compressed_requests_of_a_stream_are_understood(door, kind):
-    client = Client(door, compression=kind)
-    await client.send(infer_request(data=bytes(100_000)))
-    answers, status = await client.end()
-    assert (data_of(answers), status) == ([bytes(100_000)], grpc.StatusCode.OK)
-
-
 async def test_a_large_tensor_comes_back_byte_for_byte(door):
     data = np.random.default_rng(2).bytes(20_000_000)
-    client = Client(door)
+    client = StreamClient(door)
     await client.send(infer_request(data=data))
     answers, status = await client.end()
     assert status is grpc.StatusCode.OK
-    assert data_of(answers) == [data]
-
-
-@pytest.mark.parametrize("transport", ["grpcio"], indirect=True)
-async def test_messages_above_the_limit_end_the_stream(open_door):
-    """A bomb too: what counts is the size after decompression."""
-    door = await open_door(max_message_size=100_000)
-    for data, kind in ((100_001, grpc.Compression.NoCompression), (50_000_000, grpc.Compression.Gzip)):
-        client = Client(door, compression=kind)
-        await client.send(infer_request("stream", id=str(data)))
-        running = (await door.data.begun(len(door.data.streams) + 1))[-1]
-        await client.send(infer_request(data=bytes(data)))
-        await client.receive()
-        assert await client.status() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        await asyncio.wait_for(running.cancelled.wait(), 5)
-    assert await door.call("ModelInfer", infer_request())
-
-
-async def test_what_is_answered_is_freed_without_the_collector(door):
-    """Requests are large; the collector may come late."""
-    gc.collect()
-    gc.disable()
-    try:
-        client = Client(door)
-        await client.send(
-            infer_request(id="good"),
-            infer_request("missing", id="unknown"),
-            infer_request("NOT_FOUND", id="fails"),
-            infer_request("huge", id="not to be written"),
-            infer_request("stream", id="stream"),
-            infer_request("stream", id="left open"),
-        )
-        await door.data.begun(2)
-        door.data.streams["stream"].send(b"1")
-        door.data.streams["stream"].send(None)
-        assert len(await client.receive(5)) == 5
-        client.call.cancel()
-        await asyncio.wait_for(door.data.streams["left open"].cancelled.wait(), 5)
-        door.data.streams.clear()
-        door.data.requests.clear()
-        async with asyncio.timeout(5):
-            while alive := [one for one in gc.get_objects() if isinstance(one, StreamRequest | InferenceRequest)]:
-                del alive
-                await asyncio.sleep(0.01)
-    finally:
-        gc.enable()
+    assert stream_data(answers) == [data]
 
 
 async def test_tritonclient_streams(door):
