@@ -15,7 +15,8 @@ from conformance.table.tensors import Answer, Infer, Output, Tensor
 VALUES: dict[str, np.ndarray] = {
     "BOOL": np.array([True, False]),
     **{f"UINT{bits}": np.array([0, 2**bits - 1, 1], f"uint{bits}") for bits in (8, 16, 32, 64)},
-    **{f"INT{bits}": np.array([-(2 ** (bits - 1)), 2 ** (bits - 1) - 1, 0], f"int{bits}") for bits in (8, 16, 32, 64)},
+    **{f"INT{bits}": np.array([-(2 ** (bits - 1)), 2 ** (bits - 1) - 1, 0], f"int{bits}") for bits in (8, 16, 32)},
+    "INT64": np.array([-(2**63), 2**63 - 1, 2**53 + 1], np.int64),
     "FP16": np.array([0.5, -65504.0, np.inf], np.float16),
     "FP32": np.array([1.5, -0.0, np.inf, -np.inf, np.nan, 1e-45], np.float32),
     "FP64": np.array([1e300, -5e-324, np.nan, 0.1], np.float64),

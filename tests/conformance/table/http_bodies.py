@@ -195,9 +195,30 @@ def _codings() -> Iterator[Case]:
     yield _case("gzip cut short", gzip.compress(whole)[:-9], "gzip", Content_Encoding="gzip")
     yield _case("gzip with a wrong sum", gzip.compress(whole)[:-8] + bytes(8), "gzip", Content_Encoding="gzip")
     yield _case("gzip and more", gzip.compress(whole) + b"more", "gzip", Content_Encoding="gzip")
+    halves = gzip.compress(whole[:20]) + gzip.compress(whole[20:])
+    yield _case("gzip in two members", halves, code="OK", Content_Encoding="gzip")
     yield _case("deflate without its frame", zlib.compress(whole)[2:-4], code="OK", Content_Encoding="deflate")
     bomb = gzip.compress(bytes(200 << 20), 1)
     yield _case("200 MB of zeros in gzip", bomb, "67108864", "TOO_LARGE", Content_Encoding="gzip")
+
+
+def _members() -> Iterator[Case]:
+    """What the client did not send is not in the answer, not even as null; what it sent is there as it was."""
+
+    def answered(name: str, extra: dict[str, Any], **wanted: Any) -> Case:
+        def check(told: Any) -> None:
+            assert told.pop("outputs") == [{"name": "OUTPUT0", "datatype": "BYTES", "shape": [1], "data": ["a"]}]
+            assert told == {"model_name": "text", "model_version": "1", **wanted}
+
+        return Case(
+            name, lambda ask: ask.post(PATH, {"inputs": [GOOD], **extra}), check=check, only="http", because=BECAUSE
+        )
+
+    yield answered("an answer without id, parameters and more", {})
+    yield answered("an empty id comes back", {"id": ""}, id="")
+    yield answered("an id beyond ASCII comes back", {"id": "é-1"}, id="é-1")
+    yield answered("null for what may be absent", {"id": None, "parameters": None, "outputs": None})
+    yield answered("empty objects for what may be absent", {"parameters": {}, "outputs": []})
 
 
 def _paths() -> Iterator[Case]:
@@ -236,4 +257,4 @@ def _paths() -> Iterator[Case]:
     yield asks("percent-escapes that are no UTF-8", "GET", "/v2/models/%ff/ready", "INVALID_ARG", "UTF-8")
 
 
-CASES = [*_wrong_kinds(), *_no_json(), *_deep(), *_lengths(), *_raw(), *_codings(), *_paths()]
+CASES = [*_wrong_kinds(), *_no_json(), *_deep(), *_lengths(), *_raw(), *_codings(), *_members(), *_paths()]
