@@ -349,6 +349,24 @@ def test_expect_100_continue_goes_before_a_stream(on_door):
     on_door(scenario)
 
 
+def test_a_chunked_body_begins_a_stream_too(on_door):
+    async def scenario(door: Door) -> None:
+        client = await door.connect()
+        path = b"/v2/models/stream/generate_stream"
+        client.send(b"POST %b HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" % path)
+        for piece in (b'{"id":"1",', b'"text":', b'"x"}'):
+            client.send(b"%x\r\n%b\r\n" % (len(piece), piece))
+        client.send(b"0\r\n\r\n", READY)
+        (call,) = await door.data.begun()
+        call.send(b"a", final=True)
+        await client.head()
+        assert (await client.event())["OUTPUT0"] == 97
+        assert await client.chunk() == b""
+        assert (await client.answer())[0] == 200
+
+    on_door(scenario)
+
+
 def test_many_streams_of_many_connections_do_not_mix(on_door):
     async def scenario(door: Door) -> None:
         clients = [await door.connect() for _ in range(50)]

@@ -181,6 +181,11 @@ def test_what_cannot_be_read_is_refused_and_ends_the_connection(stream, status, 
     assert not request.whole
 
 
+def test_a_body_may_have_65536_chunks():
+    (request,) = fed(post(chunked(*[b"x"] * 65_536), "Transfer-Encoding: chunked", length=False))
+    assert (request.early, len(request.body)) == (None, 65_536)
+
+
 @pytest.mark.parametrize(
     ("begin", "more"),
     [
