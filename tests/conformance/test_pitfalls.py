@@ -19,9 +19,12 @@ from conformance.pitfalls import PITFALLS, Pitfall
 from conformance.table import (
     access,
     arrays,
+    generate,
     health,
     http_bodies,
+    loading,
     memory,
+    memory_use,
     parameters,
     refusals,
     repository,
@@ -40,7 +43,20 @@ DOORS = ("http", "grpc")
 
 @functools.cache
 def rows() -> list[str]:
-    modules = (arrays, health, http_bodies, memory, parameters, refusals, repository, settings, streams)
+    modules = (
+        arrays,
+        generate,
+        health,
+        http_bodies,
+        loading,
+        memory,
+        memory_use,
+        parameters,
+        refusals,
+        repository,
+        settings,
+        streams,
+    )
     groups = [getattr(module, name, []) for module in modules for name in ("CASES", "CLOSED_CASES", "NONE_CASES")]
     return [case.name for group in (*groups, access.RESTRICTED_CASES, access.FORWARDED_CASES) for case in group]
 
@@ -77,7 +93,7 @@ def test_no_point_is_without_a_test() -> None:
 
 
 @pytest.fixture(scope="module")
-def loading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def half_loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server one of whose models loads for ever."""
     folder = tmp_path_factory.mktemp("models")
     add_sample(folder, "simple")
@@ -90,10 +106,10 @@ def loading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("reader", [*health.READERS, "stream"])
 def test_a_model_that_loads_is_unavailable_whether_asked_for_readiness_or_not(
-    loading: RunningServer, door: str, reader: str
+    half_loaded: RunningServer, door: str, reader: str
 ) -> None:
     request = Infer("held", GOOD.inputs)
-    with asking(loading, door) as ask:
+    with asking(half_loaded, door) as ask:
         if reader == "stream":
             with pytest.raises(Refused) as refused:
                 ask.post("/v2/models/held/generate_stream", b"{}") if door == "http" else ask.stream_messages(

@@ -12,9 +12,12 @@ import pytest
 from conformance.table import (
     access,
     arrays,
+    generate,
     health,
     http_bodies,
+    loading,
     memory,
+    memory_use,
     models,
     parameters,
     refusals,
@@ -95,7 +98,7 @@ def test_bodies_over_http(ask: Any, case: Case) -> None:
     judge(ask, case)
 
 
-@table(repository.CASES)
+@table(repository.CASES, loading.CASES)
 def test_the_repository(ask: Any, case: Case) -> None:
     judge(ask, case)
 
@@ -112,13 +115,13 @@ def planted() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("planted")
-@table(memory.CASES)
+@table(memory.CASES, memory_use.CASES)
 def test_shared_memory(ask: Any, case: Case) -> None:
     judge(ask, case)
 
 
 @pytest.mark.usefixtures("planted")
-@table(memory.CLOSED_CASES, repository.CLOSED_CASES, settings.CLOSED_CASES)
+@table(memory.CLOSED_CASES, loading.CLOSED_CASES, settings.CLOSED_CASES)
 def test_what_is_off_by_default(open_ask: Callable[..., Any], door: str, case: Case) -> None:
     judge(open_ask(door, *FLAGS), case)
 
@@ -128,7 +131,7 @@ def test_loading_where_it_is_not_allowed(open_ask: Callable[..., Any], door: str
     judge(open_ask(door, "--exit-on-error=false", "--strict-readiness=false"), case)
 
 
-@table(streams.CASES)
+@table(streams.CASES, generate.CASES)
 def test_streams_and_generate(ask: Any, case: Case) -> None:
     judge(ask, case)
 

@@ -11,7 +11,7 @@ import tritonclient.grpc.service_pb2 as pb
 import tritonclient.http as httpclient
 
 from conformance.table.arrays import PAIR
-from conformance.table.cases import Case, Differs, Refused
+from conformance.table.cases import Case, Differs, Refused, equal
 from conformance.table.tensors import Infer, Tensor
 
 KINDS = {
@@ -98,11 +98,11 @@ def _restricted() -> Iterator[Case]:
             f"{kind} by another call, without the header", shown(call, {}), "FORBIDDEN", _group(kind), differs=refused
         )
     for name, call in UNLOCKED.items():
-        yield Case(f"{name} is open", shown(call, {}), check=lambda answer: _equal(answer, True))
+        yield Case(f"{name} is open", shown(call, {}), check=lambda answer: equal(answer, True))
     yield Case(
         "a refusal tells no secret",
         lambda ask: _refusal(ask, KINDS["trace"]),
-        check=lambda text: _equal(SECRET[ADMIN] in text, False),
+        check=lambda text: equal(SECRET[ADMIN] in text, False),
     )
     yield Case(
         "streams without the header",
@@ -153,7 +153,7 @@ def _echo(headers: Mapping[str, str], parameters: Mapping[str, Any] | None = Non
 
 def _forwarded() -> Iterator[Case]:
     def gives(**wanted: Any) -> Callable[[Any], None]:
-        return lambda answer: _equal(
+        return lambda answer: equal(
             {key.lower(): value for key, value in answer.parameters.items()},
             {key.replace("_", "-"): value for key, value in wanted.items()},
         )
@@ -165,10 +165,6 @@ def _forwarded() -> Iterator[Case]:
     yield Case("a header beside a parameter", _echo({"x-one": "1"}, {"two": 2}), check=gives(x_one="1", two=2))
     for name in ("priority", "triton_x"):
         yield Case(f"a header called {name}", _echo({name: "1"}), "INVALID_ARG", f"{name} reserved|forward")
-
-
-def _equal(got: Any, wanted: Any) -> None:
-    assert got == wanted
 
 
 RESTRICTED_CASES = [*_restricted()]

@@ -7,7 +7,6 @@ the server refuses is raised as `Refused`.
 from __future__ import annotations
 
 import contextlib
-import copy
 import http.client
 import json
 import queue
@@ -26,7 +25,16 @@ from google.protobuf.json_format import MessageToDict
 from tritonclient.utils import InferenceServerException
 
 from conformance.table.cases import Refused
-from conformance.table.tensors import Answer, Infer, Output, Tensor, grpc_message, http_body, tensor
+from conformance.table.stock import (
+    grpc_answer,
+    grpc_input,
+    grpc_output,
+    http_answer,
+    http_input,
+    http_output,
+    named,
+)
+from conformance.table.tensors import Answer, Infer, grpc_message, http_body, tensor
 from harness import RunningServer
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -114,10 +122,10 @@ class HttpAsk(Ask):
 
     def infer(self, request: Infer) -> Answer:
         if request.stock:
-            inputs = [_http_input(one) for one in request.inputs]
-            outputs = None if request.outputs is None else [_http_output(one) for one in request.outputs]
-            return _http_answer(
-                self.stock(lambda client: client.infer(inputs=inputs, outputs=outputs, **_named(request)))
+            inputs = [http_input(one) for one in request.inputs]
+            outputs = None if request.outputs is None else [http_output(one) for one in request.outputs]
+            return http_answer(
+                self.stock(lambda client: client.infer(inputs=inputs, outputs=outputs, **named(request)))
             )
         body, json_size = http_body(request)
         return self.infer_bytes(request.model, body, json_size, request.version)
@@ -133,7 +141,7 @@ class HttpAsk(Ask):
             raise Refused(answer.status, told_error(answer, content))
         size = answer.headers[HEADER_LENGTH]
         length = None if size is None else int(size)
-        return _http_answer(self.client.parse_response_body(content, header_length=length))
+        return http_answer(self.client.parse_response_body(content, header_length=length))
 
     def events(self, path: str, body: Any) -> list[Any]:
         """Return what a stream of server-sent events brought."""
@@ -184,32 +192,32 @@ class GrpcAsk(Ask):
 
     def infer(self, request: Infer) -> Answer:
         if request.stock and not any(one.text for one in request.inputs):
-            inputs = [_grpc_input(one) for one in request.inputs]
-            outputs = None if request.outputs is None else [_grpc_output(one) for one in request.outputs]
-            return _grpc_answer(
-                self.stock(lambda client: client.infer(inputs=inputs, outputs=outputs, **_named(request)))
+            inputs = [grpc_input(one) for one in request.inputs]
+            outputs = None if request.outputs is None else [grpc_output(one) for one in request.outputs]
+            return grpc_answer(
+                self.stock(lambda client: client.infer(inputs=inputs, outputs=outputs, **named(request)))
             )
         return self.infer_message(grpc_message(request))
 
     def infer_message(self, message: pb.ModelInferRequest) -> Answer:
         """Send a ModelInferRequest."""
-        return _grpc_answer(grpcclient.InferResult(self.wire("ModelInfer", message)))
+        return grpc_answer(grpcclient.InferResult(self.wire("ModelInfer", message)))
 
     def stream(self, requests: Sequence[Infer], enable_empty_final_response: bool = False) -> list[Answer | Refused]:
         """Send the requests over a stream of the stock client; return what came, in order, when the stream has ended."""
         came: queue.SimpleQueue[Answer | Refused] = queue.SimpleQueue()
 
         def receive(result: Any, error: Any) -> None:
-            came.put(_grpc_answer(result) if error is None else _refused(error))
+            came.put(grpc_answer(result) if error is None else _refused(error))
 
         with grpcclient.InferenceServerClient(self.server.grpc) as client:
             client.start_stream(receive)
             for request in requests:
                 client.async_stream_infer(
-                    inputs=[_grpc_input(one) for one in request.inputs],
-                    outputs=None if request.outputs is None else [_grpc_output(one) for one in request.outputs],
+                    inputs=[grpc_input(one) for one in request.inputs],
+                    outputs=None if request.outputs is None else [grpc_output(one) for one in request.outputs],
                     enable_empty_final_response=enable_empty_final_response,
-                    **_named(request),
+                    **named(request),
                 )
             client.stop_stream()
         return list(_drained(came))
@@ -258,93 +266,3 @@ def _refused(error: InferenceServerException) -> Refused:
 
 def _model_path(model: str, version: str) -> str:
     return f"/v2/models/{quote(model, safe='')}" + (f"/versions/{version}" if version else "")
-
-
-def _named(request: Infer) -> dict[str, Any]:
-    return {
-        "model_name": request.model,
-        "model_version": request.version,
-        "request_id": request.id,
-        "parameters": dict(request.parameters) or None,
-        **copy.deepcopy(dict(request.more)),  # the stock client of HTTP adds to the headers that it is given
-    }
-
-
-def _http_input(one: Tensor) -> httpclient.InferInput:
-    built = httpclient.InferInput(one.name, list(one.shape), one.datatype)
-    if one.region is not None:
-        built.set_shared_memory(one.region.name, one.region.nbytes, one.region.offset)
-    else:
-        built.set_data_from_numpy(one.data, binary_data=not one.text)
-    return built
-
-
-def _http_output(one: Output) -> httpclient.InferRequestedOutput:
-    built = httpclient.InferRequestedOutput(one.name, binary_data=one.binary, class_count=one.classes)
-    if one.region is not None:
-        built.set_shared_memory(one.region.name, one.region.nbytes, one.region.offset)
-    return built
-
-
-def _http_answer(result: httpclient.InferResult) -> Answer:
-    told = result.get_response()
-    outputs = told["outputs"]
-    arrays = {one["name"]: result.as_numpy(one["name"]) for one in outputs if _has_data(one)}
-    return Answer(
-        told["model_name"],
-        told["model_version"],
-        told.get("id"),
-        told.get("parameters", {}),
-        {name: _as_bytes(array) for name, array in arrays.items()},
-        {one["name"]: one["datatype"] for one in outputs},
-        {one["name"]: tuple(one["shape"]) for one in outputs},
-        [one["name"] for one in outputs],
-    )
-
-
-def _has_data(output: Mapping[str, Any]) -> bool:
-    return "data" in output or "binary_data_size" in output.get("parameters", {})
-
-
-def _grpc_input(one: Tensor) -> grpcclient.InferInput:
-    built = grpcclient.InferInput(one.name, list(one.shape), one.datatype)
-    if one.region is not None:
-        built.set_shared_memory(one.region.name, one.region.nbytes, one.region.offset)
-    else:
-        built.set_data_from_numpy(one.data)
-    return built
-
-
-def _grpc_output(one: Output) -> grpcclient.InferRequestedOutput:
-    built = grpcclient.InferRequestedOutput(one.name, class_count=one.classes)
-    if one.region is not None:
-        built.set_shared_memory(one.region.name, one.region.nbytes, one.region.offset)
-    return built
-
-
-def _grpc_answer(result: grpcclient.InferResult) -> Answer:
-    told = result.get_response()
-    assert len(told.raw_output_contents) in (0, len(told.outputs)), "an entry for each output"
-    assert not any(one.HasField("contents") for one in told.outputs), "answers have raw contents alone"
-    sent = zip(told.outputs, told.raw_output_contents, strict=False)
-    arrays = {one.name: result.as_numpy(one.name) for one, raw in sent if raw or 0 in one.shape}
-    return Answer(
-        told.model_name,
-        told.model_version,
-        told.id or None,
-        {key: getattr(value, value.WhichOneof("parameter_choice")) for key, value in told.parameters.items()},
-        {name: _as_bytes(array) for name, array in arrays.items()},
-        {one.name: one.datatype for one in told.outputs},
-        {one.name: tuple(one.shape) for one in told.outputs},
-        [one.name for one in told.outputs],
-    )
-
-
-def _as_bytes(array: np.ndarray) -> np.ndarray:
-    """Return an array with its strings as bytes; the stock client gives those of JSON as text."""
-    if array.dtype != object:
-        return array
-    items = [item.encode() if isinstance(item, str) else item for item in array.ravel()]
-    out = np.empty(len(items), object)
-    out[:] = items
-    return out.reshape(array.shape)

@@ -94,6 +94,16 @@ def each(http: Callable[[Any], Any], grpc: Callable[[Any], Any]) -> Callable[[An
     return lambda ask: (http if ask.door == "http" else grpc)(ask)
 
 
+def equal(got: Any, wanted: Any) -> None:
+    """For checks that are one expression."""
+    assert got == wanted
+
+
+def gives(wanted: Any) -> Callable[[Any], None]:
+    """Return the check that this is what came."""
+    return lambda answer: equal(answer, wanted)
+
+
 def kind(door: str) -> str:
     """Return "http" or "grpc"."""
     return "http" if door == "http" else "grpc"

@@ -7,7 +7,7 @@ from typing import Any
 import tritonclient.grpc.service_pb2 as pb
 
 from conformance.table.asking import GOOD
-from conformance.table.cases import Case, Differs, each
+from conformance.table.cases import Case, Differs, each, equal
 from conformance.table.models import DATATYPES
 from conformance.table.tensors import Infer
 
@@ -150,28 +150,28 @@ CASES = [
     Case(
         "metadata of two versions",
         lambda ask: _metadata(ask, "versions")["versions"],
-        check=lambda told: _equal(told, ["1", "3"]),
+        check=lambda told: equal(told, ["1", "3"]),
     ),
     Case("config", lambda ask: _config(ask, "simple"), check=_check_config),
     Case(
         "statistics of one model",
         lambda ask: [(one["name"], one["version"]) for one in _statistics(ask, "simple")],
-        check=lambda told: _equal(told, [("simple", "1")]),
+        check=lambda told: equal(told, [("simple", "1")]),
     ),
     Case(
         "statistics of two versions",
         lambda ask: [(one["name"], one["version"]) for one in _statistics(ask, "versions")],
-        check=lambda told: _equal(told, [("versions", "1"), ("versions", "3")]),
+        check=lambda told: equal(told, [("versions", "1"), ("versions", "3")]),
     ),
     Case(
         "statistics of all models",
         lambda ask: {one["name"] for one in _statistics(ask, "")},
-        check=lambda told: _equal({"simple", "identity", "plane", "rows"} <= told, True),
+        check=lambda told: equal({"simple", "identity", "plane", "rows"} <= told, True),
     ),
     Case(
         "statistics count one request once",
         _counted,
-        check=lambda grown: _equal(grown, {"inference_count": 1, "execution_count": 1, "success": 1, "queue": 1}),
+        check=lambda grown: equal(grown, {"inference_count": 1, "execution_count": 1, "success": 1, "queue": 1}),
     ),
     Case(
         "statistics of all models but with a version",
@@ -205,7 +205,3 @@ CASES = [
         "NOT_FOUND",
     ),
 ]
-
-
-def _equal(got: Any, wanted: Any) -> None:
-    assert got == wanted

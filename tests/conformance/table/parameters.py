@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from conformance.table.arrays import PAIR, filled
-from conformance.table.cases import Case, Differs
+from conformance.table.cases import Case, Differs, equal
 from conformance.table.tensors import Answer, Infer, Output, Tensor, Typed
 
 ONE = Tensor("INPUT0", "FP32", (1,), np.ones(1, np.float32))
@@ -243,19 +243,19 @@ def _classes() -> Iterator[Case]:
     yield Case(
         "classes of an output, another as it is",
         Infer("simple", PAIR, [Output("OUTPUT0", classes=1), Output("OUTPUT1")]),
-        check=lambda answer: _equal(answer.datatypes, {"OUTPUT0": "BYTES", "OUTPUT1": "INT32"}),
+        check=lambda answer: equal(answer.datatypes, {"OUTPUT0": "BYTES", "OUTPUT1": "INT32"}),
     )
     yield Case(
         "classes as text",
         Infer("labelled", [SCORES], [Output("OUTPUT0", binary=False, classes=2)]),
-        check=lambda answer: _equal(answer.arrays["OUTPUT0"].tolist(), [FIRST[:2], SECOND[:2]]),
+        check=lambda answer: equal(answer.arrays["OUTPUT0"].tolist(), [FIRST[:2], SECOND[:2]]),
     )
     yield Case(
         "classes of no elements",
         Infer(
             "identity", [Tensor("INPUT_FP32", "FP32", (0,), filled("FP32", (0,)))], [Output("OUTPUT_FP32", classes=3)]
         ),
-        check=lambda answer: _equal(answer.shapes, {"OUTPUT_FP32": (0,)}),
+        check=lambda answer: equal(answer.shapes, {"OUTPUT_FP32": (0,)}),
     )
 
 
@@ -263,11 +263,7 @@ def _sorted(kind: str, sent: np.ndarray) -> Callable[[Answer], None]:
     order = sorted(range(sent.size), key=lambda index: (-sent[index].item(), index))
     text = "{:.6f}:{}" if sent.dtype.kind == "f" else "{}:{}"
     wanted = [text.format(sent[index].item(), index).encode() for index in order]
-    return lambda answer: _equal(answer.arrays[f"OUTPUT_{kind}"].tolist(), wanted)
-
-
-def _equal(got: Any, wanted: Any) -> None:
-    assert got == wanted
+    return lambda answer: equal(answer.arrays[f"OUTPUT_{kind}"].tolist(), wanted)
 
 
 CASES = [*_free(), *_reserved(), *_schedule(), *_sequence(), *_classes()]

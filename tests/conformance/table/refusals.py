@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from conformance.table.arrays import PAIR, filled
-from conformance.table.cases import Case
+from conformance.table.cases import Case, equal
 from conformance.table.models import DATATYPES
 from conformance.table.tensors import LENGTH, Infer, Output, Tensor, grpc_message
 
@@ -43,7 +43,7 @@ def _shapes() -> Iterator[Case]:
     yield Case(
         "a large dimension beside a zero holds no element",
         _plane((0, 2**40), b""),
-        check=lambda answer: _equal(answer.shapes["OUTPUT_FP32"], (0, 2**40)),
+        check=lambda answer: equal(answer.shapes["OUTPUT_FP32"], (0, 2**40)),
     )
     yield Case("a fixed dimension that differs", _row(1, 15), "INVALID_ARG", "INPUT0 15 16")
     yield Case("no batch dimension", _row(16), "INVALID_ARG", "batch 16 8")
@@ -278,7 +278,7 @@ def _contents() -> Iterator[Case]:
     yield Case(
         "typed contents without elements for no elements",
         lambda ask: ask.infer(Infer("identity", [Tensor("INPUT_INT64", "INT64", (0,), [], text=True)], wire=True)),
-        check=lambda answer: _equal(answer.shapes, {"OUTPUT_INT64": (0,)}),
+        check=lambda answer: equal(answer.shapes, {"OUTPUT_INT64": (0,)}),
     )
     yield Case(
         "fp32_contents for INT64",
@@ -289,10 +289,6 @@ def _contents() -> Iterator[Case]:
         "INPUT_INT64 INT64",
         **why,
     )
-
-
-def _equal(got: Any, wanted: Any) -> None:
-    assert got == wanted
 
 
 CASES = [

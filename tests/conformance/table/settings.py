@@ -7,7 +7,7 @@ from typing import Any
 
 import tritonclient.grpc.service_pb2 as pb
 
-from conformance.table.cases import Case, Refused, each
+from conformance.table.cases import Case, Refused, each, equal
 
 NOTHING = {"trace_level": None, "trace_rate": None, "trace_count": None, "log_frequency": None}
 JSON_ONLY = {"only": "http", "because": "the message of gRPC has a type for it"}
@@ -68,7 +68,7 @@ def _holds(**wanted: Any) -> Callable[[Any], None]:
 
 def _traces() -> Iterator[Case]:
     keys = {"trace_level", "trace_rate", "trace_count", "log_frequency", "trace_file", "trace_mode"}
-    yield Case("trace settings", traces, check=lambda told: _equal(set(told), keys))
+    yield Case("trace settings", traces, check=lambda told: equal(set(told), keys))
     yield Case("trace settings of a model", lambda ask: traces(ask, "simple"), check=_holds(trace_mode="triton"))
     yield Case("trace settings of an unknown model", lambda ask: traces(ask, "nobody"), "NOT_FOUND", "nobody")
     yield Case(
@@ -199,10 +199,6 @@ def _unchanged(ask: Any, read: Callable[[Any], Any], send: Callable[[Any], Any])
     raise AssertionError("it was taken")
 
 
-def _equal(got: Any, wanted: Any) -> None:
-    assert got == wanted
-
-
 # --- logging ----------------------------------------------------------------------------------------------------------
 
 
@@ -247,7 +243,7 @@ def restored(send: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _logs() -> Iterator[Case]:
-    yield Case("log settings", logs, check=lambda told: _equal(told, {"log_file": "", **DEFAULTS}))
+    yield Case("log settings", logs, check=lambda told: equal(told, {"log_file": "", **DEFAULTS}))
     changes: list[tuple[str, Any]] = [
         *[(key, value) for key in ("log_info", "log_warning", "log_error") for value in (True, False)],
         *[("log_verbose_level", value) for value in (0, 1, 2)],

@@ -1,4 +1,4 @@
-"""Rows of the table: decoupled models where one answer is due, streams of gRPC, generate and generate_stream of HTTP."""
+"""Rows of the table: decoupled models where one answer is due, and on the streams of gRPC."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from conformance.table.arrays import PAIR
-from conformance.table.cases import Case, Refused
+from conformance.table.cases import Case, Refused, equal, gives
 from conformance.table.tensors import Infer, Output, Region, Tensor, grpc_message
 
 ONLY_GRPC = {"only": "grpc", "because": "HTTP has generate_stream instead"}
-ONLY_HTTP = {"only": "http", "because": "gRPC has ModelStreamInfer instead"}
 ONE = Tensor("INPUT0", "FP32", (1,), np.ones(1, np.float32))
 FINAL = "triton_final_response"
 EMPTY_FINAL = "triton_enable_empty_final_response"
@@ -88,7 +87,7 @@ def _streams() -> Iterator[Case]:
         ),
         **why,
     )
-    yield Case("a stream of no element", streamed(repeat()), check=lambda answers: _equal(answers, []), **why)
+    yield Case("a stream of no element", streamed(repeat()), check=lambda answers: equal(answers, []), **why)
     yield Case(
         "a stream of no element and its end",
         streamed(repeat(name="x"), empty_final=True),
@@ -98,28 +97,28 @@ def _streams() -> Iterator[Case]:
     yield Case(
         "a last response that is final",
         streamed(drip(3)),
-        check=lambda answers: _equal(_finals(answers), [False, False, True]),
+        check=lambda answers: equal(_finals(answers), [False, False, True]),
         **why,
     )
     yield Case(
         "a last response that is final, where the end is asked for",
         streamed(drip(3), empty_final=True),
-        check=lambda answers: _equal(_finals(answers), [False, False, True]),
+        check=lambda answers: equal(_finals(answers), [False, False, True]),
         **why,
     )
     yield Case("1000 responses in their order", streamed(repeat(*range(1000))), check=_repeats(*range(1000)), **why)
-    yield Case("a stream without a request", streamed(), check=lambda answers: _equal(answers, []), **why)
-    yield Case("a stream by hand without a request", by_hand(), check=lambda answers: _equal(answers, []), **why)
+    yield Case("a stream without a request", streamed(), check=lambda answers: equal(answers, []), **why)
+    yield Case("a stream by hand without a request", by_hand(), check=lambda answers: equal(answers, []), **why)
     yield Case(
         "50 requests of a model with one response come back in order",
         streamed(*[Infer("simple", PAIR, id=str(index)) for index in range(50)]),
-        check=lambda answers: _equal([one.id for one in answers], [str(index) for index in range(50)]),
+        check=lambda answers: equal([one.id for one in answers], [str(index) for index in range(50)]),
         **why,
     )
     yield Case(
         "requests of two models on one stream",
         streamed(repeat(1, 2, name="r"), Infer("simple", PAIR, id="s"), repeat(3, name="q")),
-        check=lambda answers: _equal(
+        check=lambda answers: equal(
             (_outs(answers, "r"), _outs(answers, "q"), sum(one.model == "simple" for one in answers)), ([1, 2], [3], 1)
         ),
         **why,
@@ -127,25 +126,25 @@ def _streams() -> Iterator[Case]:
     yield Case(
         "decoupled requests at once do not wait for each other",
         streamed(repeat(1, 2, name="slow", delay_ms=100), drip(1, name="fast")),
-        check=lambda answers: _equal([one.id for one in answers], ["slow", "fast", "slow"]),
+        check=lambda answers: equal([one.id for one in answers], ["slow", "fast", "slow"]),
         **why,
     )
     yield Case(
         "one output of a stream",
         streamed(repeat(4, 5, outputs=[Output("OUT")])),
-        check=lambda answers: _equal([one.order for one in answers], [["OUT"], ["OUT"]]),
+        check=lambda answers: equal([one.order for one in answers], [["OUT"], ["OUT"]]),
         **why,
     )
     yield Case(
         "classes of a stream",
         streamed(repeat(4, outputs=[Output("OUT", classes=1)])),
-        check=lambda answers: _equal(answers[0].arrays["OUT"].tolist(), [b"4:0"]),
+        check=lambda answers: equal(answers[0].arrays["OUT"].tolist(), [b"4:0"]),
         **why,
     )
     yield Case(
         "typed contents on a stream",
         by_hand(Infer("repeat", [Tensor("IN", "INT32", (2,), [8, 9], text=True)])),
-        check=lambda answers: _equal(
+        check=lambda answers: equal(
             [one.infer_response.raw_output_contents[0] for one in answers], [b"\x08\0\0\0", b"\x09\0\0\0"]
         ),
         **why,
@@ -160,10 +159,6 @@ def _one_of_simple(answers: Any) -> None:
 
 def _is_end(answer: Any, name: str) -> None:
     assert (answer.order, answer.id, answer.model, answer.parameters[FINAL]) == ([], name, "repeat", True)
-
-
-def _equal(got: Any, wanted: Any) -> None:
-    assert got == wanted
 
 
 def _bad_streams() -> Iterator[Case]:
@@ -211,7 +206,7 @@ def _bad_streams() -> Iterator[Case]:
     yield Case(
         "a good request on a stream that asks for status",
         by_hand(repeat(1, 2), status=True),
-        check=lambda answers: _equal(len(answers), 2),
+        check=lambda answers: equal(len(answers), 2),
         **ONLY_GRPC,
     )
     yield Case(
@@ -223,7 +218,7 @@ def _bad_streams() -> Iterator[Case]:
     yield Case(
         "a hundred refusals on a stream",
         by_hand(*[Infer("nobody", [ONE], id=str(index)) for index in range(100)]),
-        check=lambda answers: _equal([one.infer_response.id for one in answers], [str(index) for index in range(100)]),
+        check=lambda answers: equal([one.infer_response.id for one in answers], [str(index) for index in range(100)]),
         **ONLY_GRPC,
     )
 
@@ -260,193 +255,38 @@ def _unary() -> Iterator[Case]:
     yield Case("infer of a version of a decoupled model", repeat(1, version="1"), "UNSUPPORTED", "repeat decoupled")
 
 
-# --- generate ---------------------------------------------------------------------------------------------------------
+# --- what is counted --------------------------------------------------------------------------------------------------
 
 
-def generate(model: str, body: Any, version: str = "", verb: str = "generate") -> Callable[[Any], Any]:
-    path = f"/v2/models/{model}" + (f"/versions/{version}" if version else "") + f"/{verb}"
-    return lambda ask: ask.post(path, body)
+def counted(*elements: int) -> Callable[[Any], Any]:
+    """Return the sending of a stream over either door, and by how much the successes of each response then grew."""
+
+    def numbers(ask: Any) -> dict[str, int]:
+        (told,) = ask.stock(lambda client: client.get_inference_statistics("repeat", **_as_json(ask)))["model_stats"]
+        stats = told.get("response_stats", {})
+        return {key: int(one["success"].get("count", 0)) for key, one in stats.items() if one.get("success")}
+
+    def send(ask: Any) -> dict[str, int]:
+        before = numbers(ask)
+        if ask.door == "http":
+            ask.events("/v2/models/repeat/generate_stream", {"IN": list(elements)})
+        else:
+            ask.stream([repeat(*elements)])
+        after = numbers(ask)
+        grown = {key: count - before.get(key, 0) for key, count in after.items()}
+        return {key: count for key, count in grown.items() if count}
+
+    return send
 
 
-def events(model: str, body: Any) -> Callable[[Any], Any]:
-    return lambda ask: ask.events(f"/v2/models/{model}/generate_stream", body)
+def _as_json(ask: Any) -> dict[str, bool]:
+    return {} if ask.door == "http" else {"as_json": True}
 
 
-def _is(**wanted: Any) -> Callable[[Any], None]:
-    def check(answer: Any) -> None:
-        assert answer == wanted
-
-    return check
-
-
-def _generated() -> Iterator[Case]:
-    four = {"INPUT0": [1.5, 2, 3, 4]}
-    whole = {"model_name": "four", "model_version": "1", "OUTPUT0": [1.5, 2, 3, 4]}
-    why = ONLY_HTTP
-    yield Case("generate with numbers", generate("four", four), check=_is(**whole), **why)
-    yield Case(
-        "generate with a version",
-        generate("versions", four, "1"),
-        check=_is(**whole | {"model_name": "versions"}),
-        **why,
-    )
-    yield Case(
-        "generate with nested numbers", generate("four", {"INPUT0": [[1.5, 2], [3, 4]]}), check=_is(**whole), **why
-    )
-    yield Case("generate with an id", generate("four", four | {"id": "é"}), check=_is(id="é", **whole), **why)
-    yield Case(
-        "generate with a text",
-        generate("text", {"INPUT0": "é"}),
-        check=lambda told: _equal(told["OUTPUT0"], "é"),
-        **why,
-    )
-    yield Case(
-        "generate with texts",
-        generate("text", {"INPUT0": ["a", "b"]}),
-        check=lambda told: _equal(told["OUTPUT0"], ["a", "b"]),
-        **why,
-    )
-    yield Case(
-        "generate with one number",
-        generate("echo", {"INPUT0": 5}),
-        check=lambda told: _equal(told["OUTPUT0"], 5),
-        **why,
-    )
-    yield Case(
-        "generate with a batch of one",
-        generate("rows", {"INPUT_INT32": 5}),
-        check=lambda told: _equal(told["OUTPUT_INT32"], 5),
-        **why,
-    )
-    yield Case(
-        "generate with two inputs",
-        generate("simple", {"INPUT0": list(range(16)), "INPUT1": [1] * 16}),
-        check=lambda told: _equal(told["OUTPUT1"], list(range(-1, 15))),
-        **why,
-    )
-    yield Case(
-        "generate with parameters",
-        generate("echo", {"INPUT0": 5, "a": "x", "parameters": {"b": 1, "c": True, "d": 0.5}}),
-        check=lambda told: _equal([told[key] for key in "abcd"], ["x", 1, True, 0.5]),
-        **why,
-    )
-    yield Case(
-        "generate with an input among the parameters", generate("four", {"parameters": four}), check=_is(**whole), **why
-    )
-    yield Case(
-        "generate of a decoupled model with one response",
-        generate("drip", {"INPUT0": 5, "responses": 1}),
-        check=lambda told: _equal(told["OUTPUT0"], 5),
-        **why,
-    )
-    yield Case(
-        "generate of one element",
-        generate("repeat", {"IN": [5]}),
-        check=lambda told: _equal((told["OUT"], told["IDX"]), (5, 0)),
-        **why,
-    )
-    yield Case(
-        "generate_stream of three elements",
-        events("repeat", {"IN": [4, 5, 6]}),
-        check=lambda told: _equal([(one["OUT"], one["IDX"]) for one in told], [(4, 0), (5, 1), (6, 2)]),
-        **why,
-    )
-    yield Case(
-        "generate_stream of a model with one response",
-        events("four", four),
-        check=lambda told: _equal(told, [whole]),
-        **why,
-    )
-    yield Case(
-        "generate_stream of no element", events("repeat", {"IN": []}), check=lambda told: _equal(told, []), **why
-    )
-    yield Case(
-        "generate_stream with an id",
-        events("repeat", {"IN": [4, 5], "id": "x"}),
-        check=lambda told: _equal([one["id"] for one in told], ["x", "x"]),
-        **why,
-    )
-    yield Case(
-        "generate_stream of 1000 elements",
-        events("repeat", {"IN": list(range(1000))}),
-        check=lambda told: _equal([one["OUT"] for one in told], list(range(1000))),
-        **why,
-    )
-    yield Case(
-        "an error after two responses",
-        events("drip", {"INPUT0": 1, "responses": 2, "fail": "planned"}),
-        check=_two_and_an_error,
-        **why,
-    )
+def _counts() -> Iterator[Case]:
+    for elements in ((4,), (4, 5, 6)):
+        wanted = dict.fromkeys(map(str, range(len(elements))), 1)
+        yield Case(f"statistics of a stream of {len(elements)}", counted(*elements), check=gives(wanted))
 
 
-def _two_and_an_error(told: Any) -> None:
-    assert [set(one) for one in told] == [{"model_name", "model_version", "OUTPUT0"}] * 2 + [{"error"}]
-    assert "planned" in told[-1]["error"]
-
-
-def _bad_generated() -> Iterator[Case]:
-    bodies: list[tuple[str, Any, str]] = [
-        *[
-            (model, body, "")
-            for model in ("four", "repeat")
-            for body in (b"", b"[]", b"null", b"5", b"{", b"\xff", b"{" * 200)
-        ],
-        *[
-            ("four", {"INPUT0": value}, "INPUT0")
-            for value in ("a", [True] * 4, [1], [1] * 5, {}, None, [[1], {}], [None] * 4, "1")
-        ],
-        *[("echo", {"INPUT0": 1, "custom": value}, "custom") for value in (None, [], {}, [1], {"a": 1})],
-        *[("echo", {"INPUT0": 1, "parameters": value}, "parameters") for value in (5, "x", [], True)],
-        *[("echo", {"INPUT0": 1, "id": value}, "id") for value in (5, [], True)],
-        ("simple", {"INPUT0": list(range(16))}, "INPUT1"),
-        ("identity", {}, "identity"),
-        ("identity", {"INPUT_FP16": [0.5]}, "INPUT_FP16"),
-        ("identity", {"INPUT_UINT8": [257]}, "INPUT_UINT8"),
-        ("text", {"INPUT0": 5}, "INPUT0"),
-        ("echo", {"INPUT0": 1, "triton_x": 1}, "triton_x"),
-        ("echo", {"INPUT0": 1, "priority": -1}, "priority"),
-    ]
-    for verb in ("generate", "generate_stream"):
-        for model, body, says in bodies:
-            shown = body if isinstance(body, bytes) else str(body)
-            yield Case(
-                f"{verb} of {model} with {shown[:60]!r}",
-                generate(model, body, verb=verb),
-                "INVALID_ARG",
-                says,
-                **ONLY_HTTP,
-            )
-        yield Case(f"{verb} of an unknown model", generate("nobody", {}, verb=verb), "NOT_FOUND", "nobody", **ONLY_HTTP)
-        yield Case(f"{verb} of an unknown version", generate("four", {}, "9", verb), "NOT_FOUND", "four 9", **ONLY_HTTP)
-        yield Case(
-            f"{verb} of a model whose load failed",
-            generate("broken", {}, verb=verb),
-            "UNAVAILABLE",
-            "broken",
-            **ONLY_HTTP,
-        )
-        yield Case(
-            f"{verb} of a failure before the first response",
-            generate("drip", {"INPUT0": 1, "responses": 0, "fail": "planned"}, verb=verb),
-            "INTERNAL",
-            "planned",
-            **ONLY_HTTP,
-        )
-        yield Case(
-            f"{verb} with 500000 arrays",
-            generate("four", b'{"INPUT0":' + b"[" * 500_000, verb=verb),
-            "INVALID_ARG",
-            "nested",
-            **ONLY_HTTP,
-        )
-        yield Case(
-            f"GET {verb}",
-            lambda ask, verb=verb: ask.get(f"/v2/models/four/{verb}"),
-            "NO_SUCH_METHOD",
-            "POST",
-            **ONLY_HTTP,
-        )
-
-
-CASES = [*_unary(), *_streams(), *_bad_streams(), *_generated(), *_bad_generated()]
+CASES = [*_unary(), *_streams(), *_bad_streams(), *_counts()]
