@@ -9,7 +9,7 @@ from typing import Final
 from headrace.clock import Clock, SystemClock
 from headrace.gateway.address import host, unix_path, where
 from headrace.gateway.http.admission import Admission
-from headrace.gateway.http.connection import Connections
+from headrace.gateway.http.connections import Connections
 from headrace.gateway.http.control_endpoints import ControlEndpoints
 from headrace.gateway.http.endpoints import DataEndpoints
 from headrace.gateway.http.generate import GenerateEndpoints

@@ -6,20 +6,20 @@ It decides nothing about requests: the reader makes them, the endpoints answer t
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import sys
 from collections.abc import Coroutine
 from functools import partial
 from math import inf
 from time import monotonic_ns
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 from headrace.gateway.http.answer import Answer
 from headrace.gateway.http.compression import Coding, compress
 from headrace.gateway.http.deadline import Deadline
 from headrace.gateway.http.errors import failure
-from headrace.gateway.http.reader import Admit, RequestReader, headers_to_read
+from headrace.gateway.http.outlet import ConnectionOutlet
+from headrace.gateway.http.reader import Admit, RequestReader
 from headrace.gateway.http.request import (
     ACCEPT_ENCODING,
     Begin,
@@ -30,17 +30,15 @@ from headrace.gateway.http.request import (
 )
 from headrace.gateway.http.routes import Route
 from headrace.gateway.http.settings import HttpSettings
-from headrace.gateway.http.wire import CONTINUE, LAST_CHUNK, chunk_of, head_of, negotiate, stream_head_of
+from headrace.gateway.http.wire import CONTINUE, head_of, negotiate
 from headrace.observability.trace import HTTP_SEND_END, HTTP_SEND_START
 from headrace.planes import Cancellable
 
-_log: Final = logging.getLogger(__name__)
-
-_READ_SIZE: Final = 65536
+READ_SIZE: Final = 65536
 """Bytes received, and parsed, at once; large bodies aside."""
 _MAX_PENDING: Final = 65536
 """Bytes taken while a request runs; with more the client has to wait."""
-_LINGER: Final = 1.0
+LINGER: Final = 1.0
 """Seconds for which what nobody reads is drained after the last answer, so that the client gets to see it."""
 _JOIN_BELOW: Final = 16384
 """Smaller bodies are joined with the head, which costs less than a vectored write."""
@@ -50,54 +48,22 @@ _INFLATE_INLINE: Final = 2048
 """Compressed bodies up to this size are inflated in place: they cannot make more than about 2 MB."""
 
 
-class Connections:
-    """All connections of one gateway, and what they share. The protocol factory of the listening socket."""
+class Peers(Protocol):
+    """All connections of the door, as one of them sees them."""
 
-    def __init__(self, settings: HttpSettings, admit: Admit, loop: asyncio.AbstractEventLoop) -> None:
-        self.settings: Final = settings
-        self.admit: Final = admit
-        self.loop: Final = loop
-        self.read: Final = headers_to_read(settings)
-        """The headers that are read."""
-        self.scratch: Final = memoryview(bytearray(_READ_SIZE))
-        """What any of them receives into; consumed before the next one receives."""
-        self.open: Final[set[Connection]] = set()
-        self.stopping = False
-        self._all_closed = asyncio.Event()
+    settings: HttpSettings
+    admit: Admit
+    read: frozenset[bytes]
+    """The headers that are read."""
+    loop: asyncio.AbstractEventLoop
+    scratch: memoryview
+    """What any of them receives into; consumed before the next one receives."""
+    stopping: bool
+    """Whether they end with the answers that are due."""
 
-    def __call__(self) -> Connection:
-        return Connection(self)
+    def opened(self, connection: Connection) -> None: ...
 
-    def opened(self, connection: Connection) -> None:
-        self.open.add(connection)
-        if self.stopping:
-            connection.close_when_idle()
-
-    def closed(self, connection: Connection) -> None:
-        self.open.discard(connection)
-        if self.stopping and not self.open:
-            self._all_closed.set()
-
-    async def stop(self, grace_s: float) -> None:
-        """Close idle connections, let the others finish for `grace_s` seconds, then cut what is left."""
-        self.stopping = True
-        for connection in list(self.open):
-            connection.close_when_idle()
-        if await self._emptied(grace_s):
-            return
-        _log.warning("%d HTTP connections are cut: not finished within %s s", len(self.open), grace_s)
-        tasks = [task for connection in list(self.open) if (task := connection.cut()) is not None]
-        if tasks:
-            await asyncio.wait(tasks, timeout=_LINGER)
-        await self._emptied(_LINGER)
-
-    async def _emptied(self, seconds: float) -> bool:
-        if self.open:
-            try:
-                await asyncio.wait_for(self._all_closed.wait(), seconds)
-            except TimeoutError:
-                return False
-        return True
+    def closed(self, connection: Connection) -> None: ...
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -124,7 +90,7 @@ class Connection(asyncio.BufferedProtocol):
         "writing_paused",
     )
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Peers) -> None:
         self._all = connections
         self._loop = connections.loop
         self._scratch = connections.scratch
@@ -258,8 +224,8 @@ class Connection(asyncio.BufferedProtocol):
             return
         if not reader.in_message:
             reader.began_ns = monotonic_ns()
-        piece = bytes(self._pending[:_READ_SIZE])
-        del self._pending[:_READ_SIZE]
+        piece = bytes(self._pending[:READ_SIZE])
+        del self._pending[:READ_SIZE]
         reader.feed(piece)
         if reader.room is not None and self._pending:
             count = min(len(reader.room), len(self._pending))
@@ -449,7 +415,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write_eof()
             if self._reading_paused:
                 self._transport.resume_reading()
-            self._deadline.set(_LINGER)
+            self._deadline.set(LINGER)
         else:
             self._close()
 
@@ -487,47 +453,3 @@ class Connection(asyncio.BufferedProtocol):
             self._advance()
         else:
             self._close()
-
-
-class ConnectionOutlet:
-    """Implements request.Outlet: writes the answer to one request in chunks, or as it comes for HTTP/1.0."""
-
-    __slots__ = ("_connection", "_head", "_keep_alive", "_request")
-
-    def __init__(self, connection: Connection, request: HttpRequest) -> None:
-        self._connection = connection
-        self._request = request
-        self._head: Answer | None = None
-        self._keep_alive = request.keep_alive and not request.old
-
-    @property
-    def full(self) -> bool:
-        """Whether the client has enough for now."""
-        return self._connection.writing_paused
-
-    def answer(self, result: Answer | Exception) -> None:
-        """Answer as a whole."""
-        self._connection.finished(self._request, result)
-
-    def begin(self, head: Answer) -> None:
-        """Take the head for the first piece."""
-        self._head = head
-
-    def send(self, piece: bytes, *, last: bool = False) -> None:
-        """Send a piece."""
-        old = self._request.old
-        data = piece if old or not piece else chunk_of(piece)
-        if last and not old:
-            data += LAST_CHUNK
-        trace = self._request.trace
-        if self._head is not None:
-            if trace is not None:
-                trace.mark(HTTP_SEND_START)
-            self._keep_alive = self._keep_alive and not self._connection.stopping
-            data = stream_head_of(self._head, old=old, keep_alive=self._keep_alive) + data
-            self._head = None
-        self._connection.write(data)
-        if last:
-            if trace is not None:
-                trace.mark(HTTP_SEND_END)
-            self._connection.streamed(keep_alive=self._keep_alive)
