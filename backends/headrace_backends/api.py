@@ -7,15 +7,29 @@ in executable form.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from headrace_backends.batch import Batch, BatchRequest
+from headrace_backends.calls import Call, CallRequest, CallResult, CallTensor, ServerCalls
 from headrace_backends.streaming import StreamResponse, send_many
 from headrace_protocol.tensor import TensorSpec
 
-__all__ = ["Backend", "Batch", "BatchRequest", "ModelContext", "ModelDescription", "StreamResponse", "send_many"]
+__all__ = [
+    "Backend",
+    "Batch",
+    "BatchRequest",
+    "Call",
+    "CallRequest",
+    "CallResult",
+    "CallTensor",
+    "ModelContext",
+    "ModelDescription",
+    "ServerCalls",
+    "StreamResponse",
+    "send_many",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +54,8 @@ class ModelContext:
     """Whether what the backend finds in the model may complete the configuration."""
     threads: int
     """Threads that one execution may use when all instances run: the cores of this process shared out, at least 1."""
+    server: ServerCalls = field(default_factory=ServerCalls, compare=False, repr=False)
+    """Other models, what is loaded, and metrics."""
 
     @property
     def decoupled(self) -> bool:

@@ -14,6 +14,7 @@ import msgspec
 
 from headrace_backends.api import Backend, ModelContext, ModelDescription
 from headrace_backends.batch import Batch, ModelMemory
+from headrace_backends.calls import ServerCalls
 from headrace_backends.streaming import Outlet, StreamingBatch
 from headrace_protocol.arena import Arena
 from headrace_protocol.datatype import ALL, BY_NAME, DataType
@@ -24,7 +25,7 @@ _LOG: Final = logging.getLogger(__name__)
 _BY_CONFIG_NAME: Final = {datatype.config_name: datatype for datatype in ALL}
 
 
-def model_context(message: Initialize, cores: int) -> ModelContext:
+def model_context(message: Initialize, cores: int, server: ServerCalls | None = None) -> ModelContext:
     """Return what `initialize` is given for `message` on a machine where this process may use `cores`."""
     return ModelContext(
         name=message.model_name,
@@ -38,6 +39,7 @@ def model_context(message: Initialize, cores: int) -> ModelContext:
         device=message.device,
         auto_complete=message.auto_complete,
         threads=max(1, cores // max(1, len(message.instances))),
+        server=ServerCalls() if server is None else server,
     )
 
 

@@ -21,7 +21,10 @@ _CLOEXEC: Final = os.O_CLOEXEC
 
 
 class ReliefTimer:
-    """One timerfd. `set` and `stop` are for the thread that works, `wait` for the one that would relieve it."""
+    """One timerfd. `set` and `stop` are for the thread that works, `wait` for the one that would relieve it.
+
+    `wake` is for any thread.
+    """
 
     def __init__(self, after_s: float) -> None:
         self._fd: Final[int] = _LIBC.timerfd_create(time.CLOCK_MONOTONIC, _CLOEXEC)
@@ -29,11 +32,16 @@ class ReliefTimer:
             raise OSError("no timer could be made")
         never = _Timespec(0, 0)
         self._set: Final = ctypes.byref(_TimerSetting(never, _Timespec(int(after_s), int(after_s % 1 * 1e9))))
+        self._at_once: Final = ctypes.byref(_TimerSetting(never, _Timespec(0, 1)))
         self._stop: Final = ctypes.byref(_TimerSetting(never, never))
 
     def set(self) -> None:
         """Let `wait` return once the time is over, unless `stop` comes first."""
         _LIBC.timerfd_settime(self._fd, 0, self._set, None)
+
+    def wake(self) -> None:
+        """Let `wait` return now."""
+        _LIBC.timerfd_settime(self._fd, 0, self._at_once, None)
 
     def stop(self) -> None:
         """Let `wait` go on waiting."""

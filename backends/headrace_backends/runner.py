@@ -3,7 +3,8 @@
 Threads are leader and followers: one holds the right to read; when it has read a batch it passes the right on and runs
 the batch itself, so that no batch waits for a hand-over between threads, and Cancel, Ping and the end of the channel
 are noticed while batches run. With one slot nothing can be read but those, so the other thread takes the right only
-when a batch lasts: short batches wake nobody.
+when a batch lasts, or asks something of the server: short batches wake nobody. A thread that waits for such an answer
+while it executes reads itself, where nobody else does.
 """
 
 from __future__ import annotations
@@ -22,17 +23,21 @@ import msgspec
 from headrace_backends import execution
 from headrace_backends.api import Backend
 from headrace_backends.batch import Batch, ModelMemory
+from headrace_backends.calls import ServerCalls
 from headrace_backends.channel import Channel
 from headrace_backends.discovery import load_backend
 from headrace_backends.relief import ReliefTimer
 from headrace_backends.streaming import StreamingBatch
 from headrace_protocol.arena import Arena
-from headrace_protocol.errors import InferError, invalid
+from headrace_protocol.errors import InferError, invalid, unavailable
 from headrace_protocol.framing import ProtocolError, backend_framer
 from headrace_protocol.messages import (
     PROTOCOL,
     AttachRegion,
+    CallResponse,
     Cancel,
+    ControlResult,
+    DetachRegion,
     Execute,
     Finalize,
     Flow,
@@ -41,6 +46,7 @@ from headrace_protocol.messages import (
     Ping,
     Pong,
     Ready,
+    TellMetrics,
     ToBackend,
 )
 
@@ -76,6 +82,8 @@ class Runner:
         self.sending: Final = threading.Lock()
         self._relief: ReliefTimer | None = None
         """There where the process has one slot."""
+        self._thread: Final = _OfThread()
+        self._server: Final = ServerCalls(self)
 
     def run(self) -> NoReturn:
         """Serve until the server says Finalize or goes away; ends the process."""
@@ -99,7 +107,7 @@ class Runner:
             else:
                 for number in range(self._slots):
                     threading.Thread(target=self._serve, name=f"headrace-slot-{number}", daemon=True).start()
-            context = execution.model_context(message, execution.available_cores())
+            context = execution.model_context(message, execution.available_cores(), self._server)
             self._backend, description = execution.initialize(factory, context)
             self._model = execution.model_memory(self._arena, message.config, description)
             self._send_ready(execution.ready(description, self._slots))
@@ -118,7 +126,10 @@ class Runner:
                 if relief is None:
                     self._run(*taken)
                 else:
-                    relief.set()
+                    if self._server.waiting:
+                        relief.wake()
+                    else:
+                        relief.set()
                     self._run(*taken)
                     relief.stop()
                 del taken  # its views and mappings must not live until the next one
@@ -146,7 +157,9 @@ class Runner:
 
     def _run(self, batch: Batch, descriptors: list[int]) -> None:
         assert self._backend is not None
+        self._thread.batch = batch
         messages, spilled = execution.execute(self._backend, batch, descriptors)
+        self._thread.batch = None
         with self._state:
             del self._running[batch.number]
             if batch.open:
@@ -165,6 +178,35 @@ class Runner:
         except ConnectionError:
             _exit(0)
 
+    # What ServerCalls needs.
+
+    def executing(self) -> Batch | None:
+        """Return the batch that this thread executes, if it does."""
+        return self._thread.batch
+
+    def watch(self) -> None:
+        """Make sure that some other thread reads the channel, without delay.
+
+        With several slots there is one more thread than slots, so one reads always.
+        """
+        if self._relief is not None and not self._reading.locked():
+            self._relief.wake()
+
+    def read_until(self, arrived: Callable[[], bool]) -> None:
+        """Read in this thread until `arrived`, if it executes a batch and nobody else reads; else see to it that one does.
+
+        A thread of the backend's own must not read: it would be the one to finalize the backend, which may join it.
+        """
+        if self._thread.batch is not None and self._reading.acquire(blocking=False):
+            try:
+                while not arrived() and not self._pending:
+                    self._receive()
+            finally:
+                self._reading.release()
+            if not self._server.waiting:
+                return
+        self.watch()
+
     def closed(self, batch: StreamingBatch) -> None:
         """Forget a batch that was open after its `execute`. For whichever thread ended its last request."""
         with self._state:
@@ -180,6 +222,7 @@ class Runner:
             return self._finalizing and not self._unfinished
 
     def _finish(self) -> NoReturn:
+        self._server.close(unavailable("the model is being unloaded: nothing can be asked of the server any more"))
         try:
             if self._backend is not None:
                 self._backend.finalize()
@@ -208,10 +251,17 @@ class Runner:
             batch = self._find(message.batch)
             if batch is not None:
                 _tell("cancel", partial(batch.cancel, message.request))
+                self._server.cancel_with_batches()
         elif isinstance(message, Flow):
             batch = self._find(message.batch)
             if batch is not None:
                 _tell("hold back", partial(batch.flow, message.request, paused=message.paused))
+        elif isinstance(message, CallResponse):
+            self._server.on_response(message, descriptors)
+        elif isinstance(message, ControlResult):
+            self._server.on_control_result(message)
+        elif isinstance(message, TellMetrics):
+            self._server.tell_metrics(message.number)
         elif isinstance(message, Ping):
             self.send([Pong(message.nonce)], ())
         elif isinstance(message, Finalize):
@@ -228,7 +278,7 @@ class Runner:
             if not descriptors and not message.cuda_handle:
                 raise ProtocolError("AttachRegion came without the object's descriptor")
             self._model.regions.attach(message, descriptors)
-        else:
+        elif isinstance(message, DetachRegion):
             self._model.regions.detach(message.number)
 
     def _find(self, number: int) -> Batch | None:
@@ -255,6 +305,13 @@ class Runner:
             self._running[message.batch] = batch
             self._unfinished += 1
         self._pending.append((batch, [os.dup(fd) for fd in descriptors]))
+
+
+class _OfThread(threading.local):
+    """What is known of each thread."""
+
+    batch: Batch | None = None
+    """What it executes now."""
 
 
 class ChannelHandler(logging.Handler):

@@ -1,19 +1,30 @@
 """The closed set of messages between the server and a backend process.
 
-Server to backend: Initialize, Execute, Cancel, Flow, AttachRegion, DetachRegion, Finalize, Ping. Backend to server:
-Ready, Responses, BatchDone, Pong, Log. Anything else closes the channel. Tensors are never in a message: they lie in the arena, or in a descriptor that
-travels with the frame. PROTOCOL is raised whenever a field changes its meaning.
+Server to backend: Initialize, Execute, Cancel, Flow, AttachRegion, DetachRegion, EndSequences, Finalize, Ping, TellMetrics,
+and the answers CallResponse and ControlResult. Backend to server: Ready, Responses, BatchDone, Pong, Log, and what it asks for: Call,
+CancelCall, CallRead, Control, DefineFamily, MetricValues. Anything else closes the channel. Large tensors are never in a
+message: they lie in the arena, or in a descriptor that travels with the frame. PROTOCOL is raised whenever the set or the
+meaning of a field changes.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final, Literal
 
 import msgspec
 
 from headrace_protocol.tensor import Tensor, TensorRef, TensorSpec
 
-PROTOCOL = 2
+PROTOCOL = 3
+
+MAX_CALLS = 1024
+"""Calls to models that a process may have under way."""
+MAX_CONTROLS = 16
+"""Controls and DefineFamilies of a process that are not answered yet."""
+MAX_FAMILIES = 256
+"""Families of metrics that a process may define."""
+MAX_SERIES = 4096
+"""Metrics that a process may have, over all its families."""
 
 Parameter = str | int | bool | float
 
@@ -62,6 +73,10 @@ class RequestHeader(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Names the client asked for; None = all."""
     regions: tuple[tuple[str, TensorRef], ...] = ()
     """Outputs, by name, whose bytes go into a client's shared memory; only in a batch of one request."""
+    sequence: int = 0
+    """The sequence that it is a part of, by a number that is never used again in this process; 0 = none."""
+    slot: int = 0
+    """The sequence's place in its instance; of a direct strategy also the row of the batch."""
 
 
 class Execute(msgspec.Struct, array_like=True, tag=2, frozen=True):
@@ -114,6 +129,12 @@ class DetachRegion(msgspec.Struct, array_like=True, tag=8, frozen=True, gc=False
     number: int
 
 
+class EndSequences(msgspec.Struct, array_like=True, tag=9, frozen=True, gc=False):
+    """These sequences, by RequestHeader.sequence, get no further request, though none of theirs had the end flag."""
+
+    sequences: tuple[int, ...]
+
+
 class Finalize(msgspec.Struct, array_like=True, tag=4, frozen=True, gc=False):
     """Finish what runs, free the model and exit."""
 
@@ -122,6 +143,34 @@ class Ping(msgspec.Struct, array_like=True, tag=5, frozen=True, gc=False):
     """Are you there? Answered by Pong, also while a batch runs."""
 
     nonce: int
+
+
+class CallResponse(msgspec.Struct, array_like=True, tag=30, frozen=True):
+    """One response to a Call. Outputs are INLINE or in the frame's descriptor. The call is over where it is `final`."""
+
+    number: int
+    outputs: tuple[Tensor, ...] = ()
+    error: Error | None = None
+    """Always `final`."""
+    parameters: dict[str, Parameter] | None = None
+    final: bool = True
+    empty: bool = False
+    """Says nothing but that the call has come to its end."""
+
+
+class ControlResult(msgspec.Struct, array_like=True, tag=31, frozen=True, gc=False):
+    """The answer to a Control or a DefineFamily."""
+
+    number: int
+    error: Error | None = None
+    value: float = 0.0
+    """Of READY, 1 or 0; of READ_METRIC, the metric's value."""
+
+
+class TellMetrics(msgspec.Struct, array_like=True, tag=32, frozen=True, gc=False):
+    """What has changed in your metrics? Answered by MetricValues."""
+
+    number: int
 
 
 class Ready(msgspec.Struct, array_like=True, tag=10, frozen=True):
@@ -150,6 +199,8 @@ class Response(msgspec.Struct, array_like=True, frozen=True):
     """False only from a decoupled model."""
     empty: bool = False
     """Says nothing but that the request has come to its end; `final`, and only from a decoupled model."""
+    reschedule: bool = False
+    """No response, but the wish to be given the request once more; `final` as far as this batch goes."""
 
 
 class Responses(msgspec.Struct, array_like=True, tag=11, frozen=True):
@@ -162,6 +213,8 @@ class Responses(msgspec.Struct, array_like=True, tag=11, frozen=True):
     batch: int
     batched: tuple[Tensor, ...] | None = None
     responses: tuple[Response, ...] = ()
+    states: tuple[tuple[int, int], ...] = ()
+    """(request, key): sequences whose states have equal shapes have equal keys. Only where those shapes vary."""
 
 
 class BatchDone(msgspec.Struct, array_like=True, tag=12, frozen=True, gc=False):
@@ -190,5 +243,129 @@ class Log(msgspec.Struct, array_like=True, tag=14, frozen=True, gc=False):
     text: str
 
 
-ToBackend = Initialize | Execute | Cancel | Flow | AttachRegion | DetachRegion | Finalize | Ping
-ToServer = Ready | Responses | BatchDone | Pong | Log
+class Call(msgspec.Struct, array_like=True, tag=20, frozen=True):
+    """Run a request on another model of this server. Answered by CallResponses, the last of them `final`.
+
+    Inputs are INLINE or in the frame's descriptor, a memfd sealed against shrinking.
+    """
+
+    number: int
+    """The process's own name for it; not that of a call which is under way."""
+    model: str
+    version: int
+    """-1 = the server chooses."""
+    inputs: tuple[Tensor, ...]
+    batch: int = 0
+    """The batch that waits for it in `execute`; 0 = none that is known."""
+    decoupled: bool = False
+    """Whether any number of responses will do; if not, a decoupled model refuses."""
+    outputs: tuple[str, ...] | None = None
+    """Names of the outputs that are wanted; None = all."""
+    id: str = ""
+    parameters: dict[str, Parameter] | None = None
+    correlation_id: int | str = 0
+    flags: int = 0
+    """As in RequestHeader."""
+    timeout_us: int = 0
+    priority: int = 0
+
+
+class CancelCall(msgspec.Struct, array_like=True, tag=21, frozen=True, gc=False):
+    """Nobody waits for the call any more, if it is not over; no response that comes still is read."""
+
+    number: int
+
+
+class CallRead(msgspec.Struct, array_like=True, tag=22, frozen=True, gc=False):
+    """So many more responses to a decoupled call were read: the model may send as many more."""
+
+    number: int
+    responses: int
+
+
+LOAD: Final = "load"
+UNLOAD: Final = "unload"
+READY: Final = "ready"
+READ_METRIC: Final = "metric"
+
+
+class Control(msgspec.Struct, array_like=True, tag=23, frozen=True):
+    """Load, unload or ask after a model, or read a metric. Answered by one ControlResult."""
+
+    number: int
+    """As of Call, but counted apart."""
+    action: Literal["load", "unload", "ready", "metric"]
+    model: str = ""
+    version: int = -1
+    config: str = ""
+    """Of LOAD: the configuration as JSON text, "" = that of the repository."""
+    files: tuple[tuple[str, TensorRef], ...] = ()
+    """Of LOAD: paths in the model's directory and where their contents lie in the frame's descriptor."""
+    unload_dependents: bool = False
+    series: int = 0
+    """Of READ_METRIC: a number out of MetricSeries."""
+
+
+class DefineFamily(msgspec.Struct, array_like=True, tag=24, frozen=True, gc=False):
+    """Make a family of metrics, or share one of the same name and kind. Answered by one ControlResult.
+
+    `number` is counted with those of Control, and names the family in MetricSeries.
+    """
+
+    number: int
+    name: str
+    description: str
+    kind: Literal["counter", "gauge", "histogram"]
+
+
+class MetricSeries(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One metric of a family."""
+
+    number: int
+    """The process's own name for it."""
+    family: int
+    labels: tuple[tuple[str, str], ...]
+    """In any order; none twice."""
+    buckets: tuple[float, ...] = ()
+    """Of a histogram: upper bounds, ascending, without the infinite one."""
+
+
+class MetricValue(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What was done to a metric since it was told last."""
+
+    series: int
+    change: float = 0.0
+    """What was added to a counter or a gauge, or to the sum of a histogram."""
+    base: float | None = None
+    """Of a gauge: what it was set to before `change` was added; None = it was not set."""
+    counts: tuple[int, ...] = ()
+    """Of a histogram: values that fell into each bucket and into none."""
+
+
+class MetricValues(msgspec.Struct, array_like=True, tag=25, frozen=True, gc=False):
+    """New metrics, then changes of values."""
+
+    series: tuple[MetricSeries, ...] = ()
+    values: tuple[MetricValue, ...] = ()
+    answers: int = 0
+    """The number of the TellMetrics that asked for it; 0 = none."""
+
+
+ToBackend = (
+    Initialize
+    | Execute
+    | Cancel
+    | Flow
+    | AttachRegion
+    | DetachRegion
+    | EndSequences
+    | Finalize
+    | Ping
+    | CallResponse
+    | ControlResult
+)
+FromServices = CallResponse | ControlResult
+"""What of ToBackend answers a Service."""
+Service = Call | CancelCall | CallRead | Control | DefineFamily | MetricValues
+"""What a backend asks of the server."""
+ToServer = Ready | Responses | BatchDone | Pong | Log | Service
