@@ -125,6 +125,17 @@ def _generated() -> Iterator[Case]:
     )
 
 
+def _not_one() -> Iterator[Case]:
+    for elements in ([], [4, 5], list(range(500))):
+        yield Case(
+            f"generate of {len(elements)} elements",
+            generate("repeat", {"IN": elements}),
+            "INVALID_ARG",
+            "repeat generate_stream",
+            **ONLY_HTTP,
+        )
+
+
 def _two_and_an_error(told: Any) -> None:
     assert [set(one) for one in told] == [{"model_name", "model_version", "OUTPUT0"}] * 2 + [{"error"}]
     assert "planned" in told[-1]["error"]
@@ -194,4 +205,4 @@ def _bad_generated() -> Iterator[Case]:
         )
 
 
-CASES = [*_generated(), *_bad_generated()]
+CASES = [*_generated(), *_not_one(), *_bad_generated()]
