@@ -170,7 +170,6 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self.writing_paused = False
         if self._stream is not None:
-            self._deadline.at = inf
             self._stream.resume()
         self._advance()
 
