@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headrace.cache_options import CacheSettings, cache_settings
 from headrace.flags import ANY_USER, FLAGS, Flag, Status, boolean
 from headrace.gateway.address import unix_path
 from headrace.gateway.grpc.settings import GrpcSettings
@@ -91,6 +92,8 @@ class ServerConfig:
     backend_restart_window_secs: float
     backend_config: Mapping[str, Mapping[str, str]]
     """Settings by backend; under "" those of every backend, which a backend's own go before."""
+    cache: CacheSettings | None
+    """Where answers are kept; None = nowhere."""
     allow_http: bool
     http: HttpSettings
     allow_grpc: bool
@@ -111,7 +114,8 @@ def load_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -
 
     Raises UsageError with every problem found.
     """
-    given, warnings, problems = gather(argv, os.environ if environ is None else environ)
+    environ = os.environ if environ is None else environ
+    given, warnings, problems = gather(argv, environ)
     values: dict[str, Any] = {}
     for flag in FLAGS.values():
         if flag.status is Status.SERVED:
@@ -119,10 +123,11 @@ def load_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -
             values[flag.name] = _parse(flag, source, texts, problems)
     metrics = _metrics_config(values["metrics-config"], problems)
     trace = trace_settings(values, problems, warnings)
+    cache = cache_settings(values, environ, problems, warnings)
     problems += _conflicts(values)
     if problems:
         raise UsageError(problems)
-    return _build(values, metrics, trace, warnings)
+    return _build(values, metrics, trace, cache, warnings)
 
 
 def _parse(flag: Flag, source: str, texts: Sequence[str], problems: list[str]) -> object:
@@ -139,7 +144,11 @@ def _parse(flag: Flag, source: str, texts: Sequence[str], problems: list[str]) -
 
 
 def _build(
-    values: Mapping[str, Any], metrics: Mapping[str, Any], trace: TraceSettings, warnings: list[str]
+    values: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    trace: TraceSettings,
+    cache: CacheSettings | None,
+    warnings: list[str],
 ) -> ServerConfig:
     backend_config: dict[str, dict[str, str]] = {}
     for backend, key, value in values["backend-config"]:
@@ -166,6 +175,7 @@ def _build(
         backend_restart_limit=values["backend-restart-limit"],
         backend_restart_window_secs=values["backend-restart-window-secs"],
         backend_config=backend_config,
+        cache=cache,
         allow_http=values["allow-http"],
         http=HttpSettings(
             address=values["http-address"],

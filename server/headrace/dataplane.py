@@ -6,14 +6,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from headrace import classification
 from headrace.instances.regions import RequestRegions
-from headrace.instances.served_model import ServedModel
+from headrace.instances.served_model import InstancePool, ServedModel
 from headrace.observability.tracing import Tracer
 from headrace.repository.registry import ModelRegistry
-from headrace.scheduling.driver import Outcome, Pending
+from headrace.scheduling.driver import Outcome
 from headrace.shared_memory import RegionTable
 from headrace.types import (
     LATEST,
@@ -62,7 +62,7 @@ class Inference:
         self._model = model
         self._classes = classes
         self._done = done
-        self.pending: Pending | None = None
+        self.pending: Any = None
 
     def finish(self, outcome: Outcome) -> None:
         """Hand the outcome over."""
@@ -105,7 +105,7 @@ class Stream:
         self._unread = 0
         self._unread_bytes = 0
         self._paused = False
-        self.pending: Pending | None = None
+        self.pending: Any = None
 
     def deliver(self, outcome: Outcome) -> None:
         """Hand one outcome over."""
@@ -269,8 +269,12 @@ class RegistryDataPlane:
         """Return whether the model may give any number of responses."""
         return self._registry.get(name, version).config.decoupled
 
+    def instances_of(self, name: str, version: int) -> InstancePool | None:
+        """Return the instances that a request to the model would wait for; raises NOT_FOUND, UNAVAILABLE."""
+        return self._registry.get(name, version).pool
+
     def _acquire(self, request: InferenceRequest) -> ServedModel:
-        if self._exiting:
+        if self._exiting and not request.nested:
             raise unavailable("the server is shutting down")
         model = self._registry.acquire(request.model_name, request.model_version)
         self.requests += 1

@@ -172,6 +172,29 @@ def scoped_setting(scope: str) -> Callable[[str], tuple[str, str, str]]:
     return parse
 
 
+def scoped_settings(scope: str) -> Callable[[str], tuple[str, dict[str, str]]]:
+    """Return a parser of `<scope>,<key>=<value>[,<key>=<value>...]`; a part without = belongs to the value before it."""
+
+    def parse(value: str) -> tuple[str, dict[str, str]]:
+        head, _, rest = value.partition(",")
+        values: dict[str, str] = {}
+        last = ""
+        for part in rest.split(","):
+            key, equals, found = part.partition("=")
+            if equals and key.strip():
+                last = key.strip()
+                values[last] = found.strip()
+            elif last:
+                values[last] += f",{part}"
+            else:
+                raise ValueError(f"expected <{scope}>,<key>=<value>, got {value!r}")
+        if not head.strip() or "=" in head:
+            raise ValueError(f"expected <{scope}>,<key>=<value>, got {value!r}")
+        return head.strip(), values
+
+    return parse
+
+
 _PORT = integer(0, 65535)
 _MILLISECONDS = integer(1, INT32_MAX)
 
@@ -239,6 +262,16 @@ SERVED = (
         "SETTING",
         many=True,
     ),
+    _served(
+        "cache-config",
+        scoped_settings("cache"),
+        None,
+        "where answers are kept: local,size=BYTES, or redis,host=HOST,port=PORT with user, password, db, "
+        "connect_timeout, socket_timeout, wait_timeout (ms), pool_size, ttl (s)",
+        "SETTING",
+        many=True,
+    ),
+    _served("response-cache-byte-size", integer(0), "0", "deprecated: use --cache-config local,size=..."),
     _served("allow-http", boolean, "true", "serve HTTP", "BOOL"),
     _served("http-address", name, "0.0.0.0", "address of the HTTP service: a host, or unix:<path>", "ADDRESS"),
     _served("http-port", _PORT, "8000", "port of the HTTP service; 0 = any free one", "PORT"),
@@ -393,8 +426,6 @@ REFUSED = (
     _refused("grpc-server-cert", "", _TLS),
     _refused("grpc-server-key", "", _TLS),
     _refused("grpc-root-cert", "", _TLS),
-    _refused("cache-config", "", "there is no response cache"),
-    _refused("response-cache-byte-size", "0", "there is no response cache"),
     _refused("rate-limit", "off", "executions are limited by instances alone"),
     _refused("rate-limit-resource", "", "executions are limited by instances alone"),
     _refused("host-policy", "", "set CPU affinity for the whole server"),

@@ -330,6 +330,13 @@ class ModelSignature:
             raise _broken(f"the model returned an output '{tensor.name}' that its configuration does not have")
         return plan
 
+    def check_output(self, output: OutputTensor) -> None:
+        """Raise INTERNAL where an answer that was kept elsewhere has an output that is not this model's."""
+        plan = self._output_by_name.get(output.name)
+        rest = output.shape[1:] if plan is not None and plan.batches else output.shape
+        if plan is None or output.datatype is not plan.datatype or not plan.matches(rest):
+            raise _broken(f"the model has no output '{output.name}' of {output.datatype.name} {list(output.shape)}")
+
     def missing_output(self, name: str, got: list[str]) -> InferError:
         """Return the error for an output that was asked for and not produced."""
         return _broken(f"the model returned no output '{name}'; it returned {got}")

@@ -34,7 +34,7 @@ RESPONSE_KEYS: Final = 1024
 class Summaries:
     """Sketches in microseconds behind the nv_*_summary_us metrics; kept only where those are switched on."""
 
-    __slots__ = ("compute_infer", "compute_input", "compute_output", "queue", "request")
+    __slots__ = ("cache_hit", "cache_miss", "compute_infer", "compute_input", "compute_output", "queue", "request")
 
     def __init__(self) -> None:
         self.request = LatencySketch()
@@ -42,6 +42,10 @@ class Summaries:
         self.compute_input = LatencySketch()
         self.compute_infer = LatencySketch()
         self.compute_output = LatencySketch()
+        self.cache_hit = LatencySketch()
+        """Lookups that found an answer."""
+        self.cache_miss = LatencySketch()
+        """Lookups that found none, and the insertions that followed."""
 
     def observe(self, request_ns: int, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
         """Count one successful request."""
@@ -113,6 +117,10 @@ class ModelStatistics:
     __slots__ = (
         "_streamed",
         "batches",
+        "cache_hit_ns",
+        "cache_hits",
+        "cache_miss_ns",
+        "cache_misses",
         "compute_durations",
         "copied_in",
         "copied_out",
@@ -163,6 +171,13 @@ class ModelStatistics:
         self.fail_count = 0
         self.fail_ns = 0
         self.failures = dict.fromkeys(FailureReason, 0)
+        self.cache_hits = 0
+        """Requests that were answered from the response cache: successes without an execution."""
+        self.cache_hit_ns = 0
+        self.cache_misses = 0
+        """Requests that were looked for there, and had to be executed."""
+        self.cache_miss_ns = 0
+        """What the lookups of those, and the insertions of their answers, took."""
         self.batches: dict[int, BatchStatistics] = {}
         """By rows of the executed batch; the model's max_batch_size bounds its length."""
         self.responses: list[ResponseStatistics] = []
@@ -200,6 +215,29 @@ class ModelStatistics:
             self.first_response.observe(request_ns)
         if self.summaries is not None:
             self.summaries.observe(request_ns, queue_ns, input_ns, infer_ns, output_ns)
+
+    def record_cache_hit(self, request_ns: int, lookup_ns: int, wall_ms: int) -> None:
+        """Count a request that the response cache answered. `lookup_ns`: what finding the answer took."""
+        self.success_count += 1
+        self.success_ns += request_ns
+        self.last_inference_ms = wall_ms
+        self.cache_hits += 1
+        self.cache_hit_ns += lookup_ns
+        self.request_durations.observe(request_ns)
+        self.first_response.observe(request_ns)
+        if self.summaries is not None:
+            self.summaries.cache_hit.observe(lookup_ns // _MICROSECOND)
+
+    def record_cache_miss(self, lookup_ns: int) -> None:
+        """Count a request that the response cache had no answer for."""
+        self.cache_misses += 1
+        self.cache_miss_ns += lookup_ns
+
+    def record_cache_insertion(self, lookup_ns: int, insertion_ns: int) -> None:
+        """Count the time in which the answer of such a request was kept."""
+        self.cache_miss_ns += insertion_ns
+        if self.summaries is not None:
+            self.summaries.cache_miss.observe((lookup_ns + insertion_ns) // _MICROSECOND)
 
     def record_first_response(self, since_request_ns: int) -> None:
         """Count the first response of a request to a streamed model."""
@@ -265,6 +303,7 @@ class ModelStatistics:
     def to_proto(self, name: str, version: str) -> pb.ModelStatistics:
         """Return the message of the statistics extension."""
         answered = self.success_count
+        computed = answered - self.cache_hits
         message = pb.ModelStatistics(
             name=name,
             version=version,
@@ -275,11 +314,11 @@ class ModelStatistics:
                 success=_duration(answered, self.success_ns),
                 fail=_duration(self.fail_count, self.fail_ns),
                 queue=_duration(answered, self.queue_ns),
-                compute_input=_duration(answered, self.input_ns),
-                compute_infer=_duration(answered, self.infer_ns),
-                compute_output=_duration(answered, self.output_ns),
-                cache_hit=_duration(0, 0),
-                cache_miss=_duration(0, 0),
+                compute_input=_duration(computed, self.input_ns),
+                compute_infer=_duration(computed, self.infer_ns),
+                compute_output=_duration(computed, self.output_ns),
+                cache_hit=_duration(self.cache_hits, self.cache_hit_ns),
+                cache_miss=_duration(self.cache_misses, self.cache_miss_ns),
             ),
         )
         for rows, batch in sorted(self.batches.items()):

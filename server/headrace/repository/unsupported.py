@@ -15,7 +15,6 @@ from headrace_protocol._generated import model_config_pb2 as pb
 UNSUPPORTED: Final = {
     "sequence_batching": "stateful sequences are not served yet",
     "ensemble_scheduling": "ensembles are not served yet",
-    "response_cache.enable": "there is no response cache yet; leave it out or set enable to false",
     "model_warmup": "warm-up requests are not run yet",
     "batch_input": "tensors made for each batch are not supported yet",
     "batch_output": "outputs scattered over a batch are not supported yet",

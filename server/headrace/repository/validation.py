@@ -36,6 +36,8 @@ def validate(proto: pb.ModelConfig, *, model_name: str, gpu_count: int = 0, draf
         problems += _dynamic_batching(proto, draft=draft)
     problems += _instance_groups(proto, gpu_count)
     problems += _model_metrics(proto.model_metrics)
+    if proto.response_cache.enable:
+        problems += _response_cache(proto)
     problems += unsupported(proto)
     return problems
 
@@ -63,6 +65,16 @@ def _identity(proto: pb.ModelConfig, model_name: str) -> list[Problem]:
     elif platform in BY_PLATFORM and BY_PLATFORM[platform].backend != backend:
         text = f"the platform {platform!r} belongs to the backend {BY_PLATFORM[platform].backend!r}, got {backend!r}"
         problems.append(Problem("backend", text))
+    return problems
+
+
+def _response_cache(proto: pb.ModelConfig) -> list[Problem]:
+    """Return why answers cannot be kept: a stream, or a state, is not told by its request."""
+    problems, path = [], "response_cache.enable"
+    if proto.model_transaction_policy.decoupled:
+        problems.append(Problem(path, "the answers of a decoupled model cannot be kept: switch one of the two off"))
+    if proto.HasField("sequence_batching"):
+        problems.append(Problem(path, "the answers of a model with sequence_batching depend on what came before"))
     return problems
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from headrace.clock import Clock
 from headrace.instances.model_process import ModelProcess, ProcessGoneError, Results
@@ -42,6 +42,35 @@ class Instances(Protocol):
 _log = logging.getLogger("headrace.scheduling")
 
 Outcome = InferenceResponse | InferError
+
+
+class Driver(Protocol):
+    """What answers the requests to a model. What `submit` returns stands for the request in the other calls."""
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait."""
+        ...
+
+    def submit(self, prepared: PreparedRequest, done: Callable[[Outcome], None]) -> Any:
+        """Begin a request; see SchedulerDriver.submit. `done` is not called before it returns."""
+        ...
+
+    def cancel(self, pending: Any) -> None:
+        """Nobody waits for this request any more; its `done` is not called. Does nothing once it is over."""
+        ...
+
+    def flow(self, pending: Any, *, paused: bool) -> None:
+        """Hold the further responses of a request back, or let them come again."""
+        ...
+
+    def kick(self) -> None:
+        """Look again: an instance may be free."""
+        ...
+
+    def fail_waiting(self, error: InferError) -> None:
+        """Answer every waiting request with `error`."""
+        ...
 
 
 class Pending:
