@@ -363,9 +363,8 @@ ToBackend = (
     | Ping
     | CallResponse
     | ControlResult
+    | TellMetrics
 )
-FromServices = CallResponse | ControlResult
-"""What of ToBackend answers a Service."""
 Service = Call | CancelCall | CallRead | Control | DefineFamily | MetricValues
 """What a backend asks of the server."""
 ToServer = Ready | Responses | BatchDone | Pong | Log | Service

@@ -19,6 +19,7 @@ from pathlib import Path
 import uvloop
 
 from headrace import __version__, memory
+from headrace.cache_options import LocalCacheSettings
 from headrace.clock import SystemClock
 from headrace.config import ControlMode, ServerConfig
 from headrace.controlplane import RegistryControlPlane
@@ -29,17 +30,20 @@ from headrace.gateway.http.app import HttpGateway
 from headrace.instances.loader import InstanceLoader
 from headrace.instances.placement import gpu_count
 from headrace.instances.served_model import ServedModel
+from headrace.instances.services import BackendServices
 from headrace.instances.supervisor import ProcessSettings
 from headrace.observability import logging as log_setup
 from headrace.observability.metrics import BackendProcess, MetricsCollector, MetricsServer, ModelMetrics
 from headrace.observability.statistics import FIRST_RESPONSE_BOUNDS_MS, FIRST_RESPONSE_FAMILY, ModelStatistics
 from headrace.observability.tables import models_table
 from headrace.observability.tracing import Tracer
+from headrace.redis_cache import RedisCache, RedisSettings
 from headrace.repository.config_loading import Completion
 from headrace.repository.model_config import ModelConfig
 from headrace.repository.registry import ModelRegistry
 from headrace.repository.uploads import UploadStore
 from headrace.repository.watcher import RepositoryWatcher
+from headrace.response_cache import LocalCache, ResponseCache
 from headrace.shared_memory import MAX_REGIONS, RegionTable
 from headrace.types import ServerMetadata
 from headrace_protocol.errors import InferError
@@ -69,7 +73,26 @@ def serve(config: ServerConfig) -> int:
         return 1
 
 
-def make_loader(config: ServerConfig, clock: SystemClock) -> InstanceLoader:
+def make_cache(config: ServerConfig, clock: SystemClock) -> ResponseCache | None:
+    """Return the response cache that a configuration describes. Raises StartError where it cannot be had."""
+    match config.cache:
+        case None:
+            return None
+        case LocalCacheSettings(size=size):
+            return LocalCache(size)
+        case RedisSettings() as settings:
+            try:
+                return RedisCache(settings, clock)
+            except ImportError:
+                raise StartError("--cache-config redis: the client is missing: pip install 'headrace[redis]'") from None
+
+
+def make_loader(
+    config: ServerConfig,
+    clock: SystemClock,
+    services: BackendServices | None = None,
+    cache: ResponseCache | None = None,
+) -> InstanceLoader:
     """Return the loader that a configuration describes."""
     settings = ProcessSettings(
         arena_bytes=config.arena_byte_size,
@@ -78,7 +101,9 @@ def make_loader(config: ServerConfig, clock: SystemClock) -> InstanceLoader:
         restart_window_s=config.backend_restart_window_secs,
     )
     completion = Completion(auto_complete=config.auto_complete_config, gpu_count=gpu_count())
-    return InstanceLoader(settings, completion, config.backend_settings, _statistics_maker(config), clock)
+    return InstanceLoader(
+        settings, completion, config.backend_settings, _statistics_maker(config), clock, services, cache
+    )
 
 
 def _region_table(config: ServerConfig, gpus: int) -> RegionTable:
@@ -121,6 +146,7 @@ class _Metrics:
                 queue_depth=model.driver.waiting,
                 restarts=model.restarts,
                 tags=model.config.metric_tags,
+                cached=model.cached,
                 processes=[BackendProcess(str(number), pid) for number, pid in enumerate(model.pids())],
             )
 
@@ -131,7 +157,9 @@ class Server:
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
         clock = SystemClock()
-        self._loader = make_loader(config, clock)
+        self._services = BackendServices(clock)
+        self._cache = make_cache(config, clock)
+        self._loader = make_loader(config, clock, self._services, self._cache)
         repositories = [Path(path) for path in config.model_repositories]
         self._registry: ModelRegistry[ServedModel] = ModelRegistry(
             self._loader,
@@ -156,10 +184,13 @@ class Server:
             log=log_setup.LogControl(config.log),
             uploads=self._uploads if config.allow_model_upload else None,
         )
+        self._services.connect(self._data, self._control)
         self._http = HttpGateway(self._data, self._control, config.http, clock)
         self._grpc = GrpcGateway(self._data, self._control, config.grpc, clock)
         traces = self._tracer if config.trace.file else None
-        collector = MetricsCollector(_Metrics(self._registry), config.metrics, clock, traces)
+        collector = MetricsCollector(
+            _Metrics(self._registry), config.metrics, clock, traces, self._services.metrics, self._cache
+        )
         self._metrics = MetricsServer(config.metrics, collector)
         self._watcher = RepositoryWatcher(self._registry, repositories, config.repository_poll_secs)
         self._stop = asyncio.Event()
@@ -177,9 +208,12 @@ class Server:
                     await self._serve()
             finally:
                 drained = await self._drain()
+                await self._services.close()
                 await self._registry.close(0)
                 self._memory.close()
                 self._loader.close()
+                if self._cache is not None:
+                    await self._cache.close()
                 await asyncio.to_thread(self._uploads.close)
             return 0 if drained else 1
 

@@ -79,6 +79,7 @@ class InferenceRequest:
         "inputs",
         "model_name",
         "model_version",
+        "nested",
         "outputs",
         "parameters",
         "priority",
@@ -110,6 +111,8 @@ class InferenceRequest:
         """A raw binary request: the whole body is the model's one input, name and shape to be deduced."""
         self.trace_context: str | None = None
         """W3C traceparent, as received."""
+        self.nested = False
+        """Asked by a model, for a request that runs already: it is taken also while the server drains."""
         self.trace: Trace | None = None
         """Set by the data plane where the request is traced."""
 

@@ -42,8 +42,15 @@ class BackendChannel:
         self._outgoing: deque[tuple[bytes | bytearray, list[int]]] = deque()
         self._buffer = bytearray(_BUFFER_BYTES)
         self._closed = False
+        self.on_drained: Callable[[], None] | None = None
+        """Called when frames had to wait and the last of them is on its way."""
         sock.setblocking(False)
         self._loop.add_reader(sock.fileno(), self._readable)
+
+    @property
+    def drained(self) -> bool:
+        """Whether no frame waits for the other side to read."""
+        return not self._outgoing
 
     def send(self, messages: Sequence[ToBackend], descriptors: Sequence[int] = ()) -> None:
         """Send one frame; the descriptors are duplicated into it and stay the caller's."""
@@ -84,6 +91,8 @@ class BackendChannel:
             _close_all(held)
         if not self._closed:
             self._loop.remove_writer(self._socket.fileno())
+            if self.on_drained is not None:
+                self.on_drained()
 
     def _readable(self) -> None:
         """Take one frame; where more wait, the loop calls again, and other sockets get their turn between."""

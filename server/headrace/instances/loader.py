@@ -20,13 +20,16 @@ import msgspec
 from headrace.clock import Clock
 from headrace.instances.process import ExecLauncher, Launcher
 from headrace.instances.served_model import InstancePool, ServedModel
+from headrace.instances.services import BackendServices
 from headrace.instances.supervisor import ProcessSettings, Supervisor
 from headrace.instances.zygote import ZygoteLauncher
 from headrace.observability.statistics import ModelStatistics
 from headrace.repository.config_loading import Completion, backend_values, draft_config, finish_config
+from headrace.repository.fingerprint import content_identity
 from headrace.repository.labels import label_path, load_labels
 from headrace.repository.model_config import ModelConfig
 from headrace.repository.sources import ModelSource
+from headrace.response_cache import ResponseCache
 from headrace_protocol.errors import invalid
 from headrace_protocol.messages import PROTOCOL, Initialize, Ready
 
@@ -44,12 +47,17 @@ class InstanceLoader:
         backend_settings: Callable[[str], dict[str, str]],
         make_statistics: Callable[[ModelConfig], ModelStatistics],
         clock: Clock,
+        services: BackendServices | None = None,
+        cache: ResponseCache | None = None,
     ) -> None:
         self._settings = settings
         self._completion = completion
         self._backend_settings = backend_settings
         self._make_statistics = make_statistics
         self._clock = clock
+        self._services = BackendServices(clock) if services is None else services
+        self._cache = cache
+        self._loads = 0
         self._backends = {entry.name for entry in entry_points(group=BACKENDS_GROUP)}
         self._zygotes: dict[str, ZygoteLauncher] = {}
         self._exec = ExecLauncher()
@@ -77,7 +85,7 @@ class InstanceLoader:
             )
         backend_config = self._backend_settings(draft.backend)
         completion = with_settings(completion, backend_config)
-        pool = InstancePool()
+        pool = InstancePool(self._services)
         served: ServedModel | None = None
 
         def on_capacity() -> None:
@@ -95,7 +103,13 @@ class InstanceLoader:
                 while left:
                     part = _with_instances(message, left)
                     supervisor = Supervisor(
-                        self._launcher(part), part, self._settings, self._clock, on_capacity, on_given_up
+                        self._launcher(part),
+                        part,
+                        self._settings,
+                        self._clock,
+                        on_capacity,
+                        on_given_up,
+                        pool.services,
                     )
                     pool.supervisors.append(supervisor)
                     answer = await supervisor.start()
@@ -119,13 +133,28 @@ class InstanceLoader:
                 self._make_statistics(config),
                 time.monotonic() - started,
                 self._clock,
+                *await self._caching(config, source, version, notes),
             )
         except BaseException:
-            await asyncio.gather(*(supervisor.stop() for supervisor in pool.supervisors))
+            await pool.stop()
             raise
         pids = ", ".join(map(str, served.pids()))
         _log.info("loaded model %s version %d in %.2f s, process %s", source.name, version, served.load_seconds, pids)
         return served, notes
+
+    async def _caching(
+        self, config: ModelConfig, source: ModelSource, version: int, notes: list[str]
+    ) -> tuple[ResponseCache | None, bytes]:
+        """Return where the model's answers are kept, and what tells this load of it from all others there."""
+        if not config.proto.response_cache.enable:
+            return None, b""
+        if self._cache is None:
+            notes.append("response_cache.enable is not used: the server was started without --cache-config")
+            return None, b""
+        if self._cache.shared:
+            return self._cache, await asyncio.to_thread(content_identity, config, source, version)
+        self._loads += 1
+        return self._cache, f"{config.name}:{version}:{self._loads}".encode()
 
     async def unload(self, model: ServedModel) -> None:
         """Take a version down."""

@@ -15,6 +15,7 @@ from headrace.instances.channel import BackendChannel
 from headrace.instances.payload import Payload
 from headrace.instances.process import Child
 from headrace.instances.regions import Attachments
+from headrace.instances.services import ModelServices
 from headrace.types import InferenceResponse
 from headrace_protocol.arena import Arena
 from headrace_protocol.errors import ErrorCode, FailureReason, InferError
@@ -31,6 +32,8 @@ from headrace_protocol.messages import (
     Pong,
     Ready,
     Responses,
+    Service,
+    ToBackend,
     ToServer,
 )
 
@@ -76,6 +79,7 @@ class ModelProcess:
         on_slot_free: Callable[[], None],
         on_ended: Callable[[str], None],
         on_log: Callable[[str, str], None],
+        services: ModelServices | None = None,
     ) -> None:
         try:
             self._arena = Arena.create(arena_bytes)
@@ -86,6 +90,9 @@ class ModelProcess:
         self.pid = child.pid
         self.free: list[int] = []
         """Instances that run nothing now."""
+        self.slots = 0
+        """How many instances it has, free or not."""
+        self.loaded = False
         self.last_pong: int = 0
         self._child = child
         self._running: dict[int, _Running] = {}
@@ -98,6 +105,9 @@ class ModelProcess:
         self._stopping = False
         self._channel = BackendChannel(child.socket, server_framer(), self._on_frame, self._on_closed)
         self._attachments = Attachments(self._channel.send)
+        self._services = None if services is None else services.of_process(self)
+        if self._services is not None:
+            self._channel.on_drained = self._services.flush
 
     async def initialize(self, message: Initialize, timeout_s: float) -> Ready:
         """Load the model. Raises InferError with the backend's reason; the process is ended then."""
@@ -117,6 +127,8 @@ class ModelProcess:
             raise InferError(code, ready.error.message)
         self.free = list(range(max(1, min(ready.concurrency, len(message.instances)))))
         self.free.reverse()
+        self.slots = len(self.free)
+        self.loaded = True
         return ready
 
     @property
@@ -159,6 +171,20 @@ class ModelProcess:
         """Tell the backend to hold a request's responses back, or to go on."""
         if batch in self._running:
             self._channel.send([Flow(batch, request, paused)])
+
+    def executes(self, batch: int) -> bool:
+        """Return whether a batch of this number occupies an instance."""
+        running = self._running.get(batch)
+        return running is not None and not running.executed
+
+    @property
+    def reading(self) -> bool:
+        """Whether nothing that was sent waits here for the process to read."""
+        return self._channel.drained
+
+    def send(self, messages: Sequence[ToBackend], descriptors: Sequence[int] = ()) -> None:
+        """Send a frame that concerns no batch; the descriptors stay the caller's."""
+        self._channel.send(messages, descriptors)
 
     def ping(self, nonce: int) -> None:
         """Ask for a sign of life; `last_pong` becomes `nonce`."""
@@ -213,11 +239,18 @@ class ModelProcess:
                     if self._ready.done():
                         raise InferError(ErrorCode.INTERNAL, "a second Ready")
                     self._ready.set_result(message)
+                elif isinstance(message, Service):
+                    self._asked(message, descriptors)
         except InferError as error:
             self._nonsense(error.message)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def _asked(self, message: Service, descriptors: list[int]) -> None:
+        if self._services is None:
+            raise InferError(ErrorCode.INTERNAL, f"{type(message).__name__}, though it may ask nothing")
+        self._services.take(message, descriptors)
 
     def _on_responses(self, message: Responses, descriptors: list[int]) -> None:
         running = self._running.get(message.batch)
@@ -298,6 +331,8 @@ class ModelProcess:
             return
         self._over = True
         self._channel.close()
+        if self._services is not None:
+            self._services.close()
         self.free = []
         if not self._ready.done():
             self._ready.set_result(_died(reason))

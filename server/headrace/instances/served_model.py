@@ -8,11 +8,14 @@ from typing import Final
 
 from headrace.clock import Clock
 from headrace.instances.model_process import ModelProcess
+from headrace.instances.services import BackendServices, ModelServices
 from headrace.instances.signature import ModelSignature
 from headrace.instances.supervisor import Supervisor
 from headrace.observability.statistics import ModelStatistics
 from headrace.repository.model_config import ModelConfig
-from headrace.scheduling.driver import SchedulerDriver
+from headrace.response_cache import ResponseCache
+from headrace.scheduling.cached_driver import CachedDriver
+from headrace.scheduling.driver import Driver, SchedulerDriver
 from headrace.scheduling.factory import make_scheduler
 from headrace.scheduling.ordering import OrderedRelease
 from headrace_protocol.errors import unavailable
@@ -21,8 +24,10 @@ from headrace_protocol.errors import unavailable
 class InstancePool:
     """The processes of a model version: a free instance is looked for where most are free."""
 
-    def __init__(self) -> None:
+    def __init__(self, services: BackendServices | None = None) -> None:
         self.supervisors: list[Supervisor] = []
+        self.services = None if services is None else ModelServices(services, self)
+        """What its processes may ask of the server."""
 
     def free_process(self) -> ModelProcess | None:
         """Return the process with the most free instances, or None where all are busy."""
@@ -38,6 +43,16 @@ class InstancePool:
         """Return how many batches run now."""
         return sum(s.process.busy for s in self.supervisors if s.process is not None)
 
+    def slots(self) -> int:
+        """Return how many instances there are; at least one where a process is being started."""
+        return sum(s.process.slots if s.process is not None else 1 for s in self.supervisors)
+
+    async def stop(self) -> None:
+        """End every process, and what they showed of themselves."""
+        await asyncio.gather(*(supervisor.stop() for supervisor in self.supervisors))
+        if self.services is not None:
+            self.services.close()
+
 
 class ServedModel:
     """Owned by the registry, which leases it to requests and stops it once no lease is left."""
@@ -51,7 +66,10 @@ class ServedModel:
         statistics: ModelStatistics,
         load_seconds: float,
         clock: Clock,
+        cache: ResponseCache | None = None,
+        identity: bytes = b"",
     ) -> None:
+        """`cache`: where answers are kept, if they are; `identity` tells what is loaded from all else in it."""
         self.name: Final = config.name
         self.version: Final = version
         self.config: Final = config
@@ -63,15 +81,23 @@ class ServedModel:
         self.pool: Final = pool
         self.accepting = True
         """Whether a request may join the queue: also while a process is being started again, until all are given up."""
+        self.cached: Final = cache is not None
         batching = config.dynamic_batching
-        self.driver: Final = SchedulerDriver(
+        ordered = batching is not None and batching.preserve_ordering and not config.decoupled
+        ordering = OrderedRelease() if ordered else None
+        driver = SchedulerDriver(
             make_scheduler(config),
             pool,
             self.signature,
             self.statistics,
             clock,
-            OrderedRelease() if batching is not None and batching.preserve_ordering and not config.decoupled else None,
+            ordering if cache is None else None,
             decoupled=config.decoupled,
+        )
+        self.driver: Final[Driver] = (
+            driver
+            if cache is None
+            else CachedDriver(driver, cache, lambda: identity, self.signature, self.statistics, clock, ordering)
         )
 
     @property
@@ -108,4 +134,4 @@ class ServedModel:
     async def stop(self) -> None:
         """End the processes. The registry calls it when the last lease is gone; what still waits is refused."""
         self.driver.fail_waiting(unavailable(f"model '{self.name}' version {self.version} is being unloaded"))
-        await asyncio.gather(*(supervisor.stop() for supervisor in self.pool.supervisors))
+        await self.pool.stop()

@@ -18,6 +18,7 @@ from headrace.clock import Clock
 from headrace.instances.model_process import ModelProcess
 from headrace.instances.process import Launcher
 from headrace.instances.restart import RestartPolicy
+from headrace.instances.services import ModelServices
 from headrace_protocol.errors import InferError, unavailable
 from headrace_protocol.messages import Initialize, Ready
 
@@ -51,6 +52,7 @@ class Supervisor:
         clock: Clock,
         on_capacity: Callable[[], None],
         on_given_up: Callable[[str], None],
+        services: ModelServices | None = None,
     ) -> None:
         self.process: ModelProcess | None = None
         self.label = f"{initialize.model_name}:{initialize.version}"
@@ -64,6 +66,7 @@ class Supervisor:
         self._clock = clock
         self._on_capacity = on_capacity
         self._on_given_up = on_given_up
+        self._services = services
         self._task: asyncio.Task[None] | None = None
         self._death: asyncio.Future[str] | None = None
 
@@ -101,7 +104,9 @@ class Supervisor:
 
         try:
             child = await self._launcher.launch()
-            process = ModelProcess(child, self._settings.arena_bytes, self._on_capacity, ended, self._backend_log)
+            process = ModelProcess(
+                child, self._settings.arena_bytes, self._on_capacity, ended, self._backend_log, self._services
+            )
         except OSError as error:
             raise unavailable(f"a backend process cannot be started: {error}") from error
         ready = await process.initialize(self._initialize, self._settings.load_timeout_s)

@@ -23,10 +23,12 @@ from prometheus_client.exposition import choose_encoder, gzip_accepted
 from headrace import __version__
 from headrace.clock import Clock
 from headrace.config import MetricsSettings
+from headrace.observability.custom_metrics import CustomMetrics
 from headrace.observability.machine_metrics import MachineMetrics
 from headrace.observability.processes import ProcessUsage
 from headrace.observability.snapshot import Snapshot
 from headrace.observability.statistics import FIRST_RESPONSE_FAMILY, ModelStatistics
+from headrace.response_cache import LocalCache, ResponseCache
 from headrace_protocol.errors import InferError, unavailable
 
 _SLICE_NS = 1_000_000
@@ -62,6 +64,8 @@ class ModelMetrics:
     tags: Mapping[str, str] = field(default_factory=dict)
     """metric_tags of its configuration; label `_<key>` each."""
     processes: Sequence[BackendProcess] = ()
+    cached: bool = False
+    """Whether its answers are kept in the response cache."""
 
 
 class MetricsSource(Protocol):
@@ -113,8 +117,10 @@ class ModelSeries:
         self._counters(labels, model.statistics)
         self._gauges(labels, model)
         self._histograms(labels, model.statistics)
+        if model.cached:
+            self._cache(labels, model.statistics)
         if self._settings.summary_latencies:
-            self._summaries(labels, model.statistics)
+            self._summaries(labels, model.statistics, cached=model.cached)
         for process in model.processes:
             if process.pid in usage:
                 self._process({**labels, "process": process.name}, usage[process.pid])
@@ -169,20 +175,36 @@ class ModelSeries:
             help_text = "Time from arrival to the first response, in milliseconds"
             add(FIRST_RESPONSE_FAMILY, help_text, labels, statistics.first_response, _NS_PER_MS)
 
-    def _summaries(self, labels: dict[str, str], statistics: ModelStatistics) -> None:
+    def _cache(self, labels: dict[str, str], statistics: ModelStatistics) -> None:
+        counter = self._snapshot.counter
+        counter("nv_cache_num_hits_per_model", "Requests answered from the cache", labels, statistics.cache_hits)
+        help_text = "Requests that the cache had no answer for"
+        counter("nv_cache_num_misses_per_model", help_text, labels, statistics.cache_misses)
+        help_text = "Time to find answers in the cache, summed, in microseconds"
+        hit_us, miss_us = statistics.cache_hit_ns // _NS_PER_US, statistics.cache_miss_ns // _NS_PER_US
+        counter("nv_cache_hit_duration_per_model", help_text, labels, hit_us)
+        help_text = "Time to look for answers in vain, and to keep new ones, summed, in microseconds"
+        counter("nv_cache_miss_duration_per_model", help_text, labels, miss_us)
+
+    def _summaries(self, labels: dict[str, str], statistics: ModelStatistics, *, cached: bool) -> None:
         summaries = statistics.summaries
         if summaries is None:
             return
         at = self._settings.summary_quantiles
         help_text = "Time of the last minute's requests in microseconds, each quantile within 1/16 of its value"
+        add = self._snapshot.summary
+        if cached:
+            add("nv_cache_hit_summary_per_model", help_text, labels, summaries.cache_hit, at, self._now_ns)
+            add("nv_cache_miss_summary_per_model", help_text, labels, summaries.cache_miss, at, self._now_ns)
+        else:
+            add("nv_inference_request_summary_us", help_text, labels, summaries.request, at, self._now_ns)
         for name, sketch in (
-            ("request", summaries.request),
             ("queue", summaries.queue),
             ("compute_input", summaries.compute_input),
             ("compute_infer", summaries.compute_infer),
             ("compute_output", summaries.compute_output),
         ):
-            self._snapshot.summary(f"nv_inference_{name}_summary_us", help_text, labels, sketch, at, self._now_ns)
+            add(f"nv_inference_{name}_summary_us", help_text, labels, sketch, at, self._now_ns)
 
     def _process(self, labels: dict[str, str], usage: ProcessUsage) -> None:
         help_text = "CPU time of a backend process"
@@ -197,11 +219,19 @@ class MetricsCollector:
     """Reads what a scrape tells."""
 
     def __init__(
-        self, source: MetricsSource, settings: MetricsSettings, clock: Clock, traces: TraceCounts | None = None
+        self,
+        source: MetricsSource,
+        settings: MetricsSettings,
+        clock: Clock,
+        traces: TraceCounts | None = None,
+        custom: CustomMetrics | None = None,
+        cache: ResponseCache | None = None,
     ) -> None:
-        """`traces`: None where there can be none."""
+        """`traces`, `custom` (what backends show of themselves), `cache`: None where there can be none."""
         self._source = source
         self._traces = traces
+        self._custom = custom
+        self._cache = cache
         self._settings = settings
         self._clock = clock
         self._machine = MachineMetrics(settings)
@@ -211,6 +241,8 @@ class MetricsCollector:
 
     async def collect(self, *, openmetrics: bool = False) -> CollectorRegistry:
         """Return all series as they are now, having yielded to the event loop on the way. Any thread may render them."""
+        if self._custom is not None:
+            await self._custom.refresh()
         models = list(self._source.models())
         pids = [process.pid for model in models for process in model.processes]
         now_ns = self._clock.now_ns()
@@ -225,6 +257,10 @@ class MetricsCollector:
                 since = time.monotonic_ns()
         if self._traces is not None:
             _add_traces(snapshot, self._traces)
+        if self._custom is not None:
+            self._custom.add(snapshot)
+        if self._cache is not None:
+            _add_cache(snapshot, self._cache)
         self._machine.add(snapshot, sample)
         registry = CollectorRegistry()
         for collector in (snapshot, self._process, self._build):
@@ -237,6 +273,26 @@ def _add_traces(snapshot: Snapshot, traces: TraceCounts) -> None:
     for reason, count in (("full", traces.skipped), ("write", traces.lost)):
         help_text = "Traces that are not in the file: too many were waiting, or it could not be written"
         snapshot.counter("headrace_traces_lost_total", help_text, {"reason": reason}, count)
+
+
+def _add_cache(snapshot: Snapshot, cache: ResponseCache) -> None:
+    gauge, counts = snapshot.gauge, cache.counts
+    if isinstance(cache, LocalCache):
+        gauge("nv_cache_util", "Part of the response cache that is taken, 0 to 1", {}, cache.used / cache.capacity)
+        gauge("nv_cache_num_entries", "Answers in the response cache", {}, len(cache))
+    for name, help_text, value in (
+        ("num_lookups", "Lookups in the response cache", counts.lookups),
+        ("num_hits", "Lookups that found an answer", counts.hits),
+        ("num_misses", "Lookups that found none", counts.misses),
+        ("num_evictions", "Answers that made room for newer ones", counts.evictions),
+        ("lookup_duration", "Time spent in lookups, in microseconds", counts.lookup_ns // _NS_PER_US),
+        ("insertion_duration", "Time spent in insertions, in microseconds", counts.insertion_ns // _NS_PER_US),
+    ):
+        gauge(f"nv_cache_{name}", help_text, {}, value)
+    help_text = "Answers that were not kept: too large, or too many at once"
+    snapshot.counter("headrace_cache_skipped_total", help_text, {}, counts.skipped)
+    help_text = "Times that a response cache elsewhere could not be reached, or did not answer in time"
+    snapshot.counter("headrace_cache_errors_total", help_text, {}, counts.errors)
 
 
 class MetricsServer:

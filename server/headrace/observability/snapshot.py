@@ -67,10 +67,10 @@ class _Histograms:
     help: str
     scale: int
     bound: Callable[[float], str]
-    rows: list[tuple[_Labels, Sequence[int], Sequence[int], int]] = field(default_factory=list)
+    rows: list[tuple[_Labels, Sequence[float], Sequence[int], float]] = field(default_factory=list)
 
     def samples(self, name: str) -> Iterator[Sample]:
-        texts: dict[Sequence[int], list[str]] = {}
+        texts: dict[Sequence[float], list[str]] = {}
         for labels, bounds, counts, total in self.rows:
             if bounds not in texts:
                 texts[bounds] = [*(self.bound(bound / self.scale) for bound in bounds), "+Inf"]
@@ -125,10 +125,29 @@ class Snapshot(Collector):
 
     def histogram(self, name: str, help_text: str, labels: _Labels, histogram: Histogram, scale: int) -> None:
         """Add a histogram; its bounds and sum are divided by `scale` (1e9 turns nanoseconds into seconds)."""
+        self._histogram(name, help_text, scale).append(
+            (labels, histogram.bounds, tuple(histogram.counts), histogram.sum)
+        )
+
+    def buckets(
+        self,
+        name: str,
+        help_text: str,
+        labels: _Labels,
+        bounds: tuple[float, ...],
+        counts: tuple[int, ...],
+        total: float,
+    ) -> None:
+        """Add a histogram that counts `total` as the sum of its values, one count a bound and one above all."""
+        self._histogram(name, help_text, 1).append((labels, bounds, counts, total))
+
+    def _histogram(
+        self, name: str, help_text: str, scale: int
+    ) -> list[tuple[_Labels, Sequence[float], Sequence[int], float]]:
         family = self._histograms.get(name)
         if family is None:
             family = self._histograms[name] = _Histograms(help_text, scale, self._bound)
-        family.rows.append((labels, histogram.bounds, tuple(histogram.counts), histogram.sum))
+        return family.rows
 
     def summary(
         self, name: str, help_text: str, labels: _Labels, sketch: LatencySketch, at: Sequence[float], now_ns: int
