@@ -80,6 +80,32 @@ class DynamicBatching:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceBatching:
+    """Settings of the sequence batcher: of the oldest strategy, or else of the direct one."""
+
+    oldest: bool = False
+    max_idle_us: int = 1_000_000
+    """How long a sequence may wait for its client."""
+    max_queue_delay_us: int = 0
+    minimum_slot_utilization: float = 0.0
+    """Of the direct strategy: the share of an instance's slots for which an execution waits, 0 to 1."""
+    max_candidate_sequences: int = 0
+    """Of the oldest strategy: slots of an instance; 0 = as many as the model's batch has rows."""
+    preferred_batch_sizes: tuple[int, ...] = ()
+    preserve_ordering: bool = False
+    iterative: bool = False
+    correlation: DataType | None = None
+    """As what the model takes correlation ids; None = it does not, and any will do."""
+    largest_id: int = 2**64 - 1
+    max_queue_size: int = 65536
+    """Requests that may wait, in slots and in the backlog together."""
+    inputs: frozenset[str] = frozenset()
+    """Inputs that the server makes: controls and states."""
+    outputs: frozenset[str] = frozenset()
+    """Outputs that hold states."""
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceGroup:
     """`count` executions at once on each of its devices. kind: KIND_CPU, KIND_GPU or KIND_MODEL."""
 
@@ -117,6 +143,7 @@ class ModelConfig:
     metric_tags: Mapping[str, str]
     proto: pb.ModelConfig
     """The normalised message. Read-only by agreement."""
+    sequence_batching: SequenceBatching | None = None
 
     @cached_property
     def output_by_name(self) -> dict[str, TensorConfig]:

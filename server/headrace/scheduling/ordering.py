@@ -24,6 +24,10 @@ class OrderedRelease:
         """Return how many requests are admitted and not released."""
         return len(self._order)
 
+    def __contains__(self, item: object) -> bool:
+        """Return whether a request is admitted and not released."""
+        return item in self._done
+
     def admit(self, item: QueuedRequest) -> None:
         """Note that a request arrived."""
         assert item not in self._done, "the request was admitted before"
