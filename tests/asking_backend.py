@@ -35,7 +35,6 @@ from headrace_protocol.datatype import BF16
 from headrace_protocol.errors import InferError
 
 CONFIG = """
-backend: "asking"
 max_batch_size: 0
 input [ { name: "ASK" data_type: TYPE_STRING dims: [ 1 ] }, { name: "DATA" data_type: TYPE_FP32 dims: [ -1 ] optional: true } ]
 output [ { name: "ANSWER" data_type: TYPE_STRING dims: [ 1 ] } ]
@@ -47,15 +46,20 @@ def installed(folder: Path) -> dict[str, str]:
     information = folder / "asking_backend-1.0.dist-info"
     information.mkdir(parents=True)
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: asking-backend\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text("[headrace.backends]\nasking = asking_backend:AskingBackend\n")
+    (information / "entry_points.txt").write_text(
+        "[headrace.backends]\nasking = asking_backend:AskingBackend\napart = asking_backend:ApartBackend\n"
+    )
     shutil.copy(__file__, folder)
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
 
 
-def add_asker(repository: Path, name: str, extra: str = "") -> None:
-    """Write a model that asks."""
+def add_asker(repository: Path, name: str, extra: str = "", backend: str = "asking", first: str = "") -> None:
+    """Write a model that asks, `first` of all in `initialize`. Of the backend "apart" each instance has a process."""
+    if first:
+        escaped = first.replace('"', '\\"')
+        extra += f'parameters {{ key: "first" value {{ string_value: "{escaped}" }} }}'
     (repository / name / "1").mkdir(parents=True)
-    (repository / name / "config.pbtxt").write_text(f'name: "{name}"{CONFIG}{extra}')
+    (repository / name / "config.pbtxt").write_text(f'name: "{name}" backend: "{backend}" {CONFIG}{extra}')
 
 
 class AskingBackend:
@@ -172,6 +176,26 @@ class AskingBackend:
                 break
         return seen
 
+    def do_told(self, model: str, **more: Any) -> Any:
+        """Tell every response to a streamed call, and the error that ends it."""
+        told: list[Any] = []
+        call = self.server.stream(_request(model, [1.0], **more))
+        while (result := call.next()) is not None:
+            if not result.empty:
+                told.append(_told(result) if result.error is not None else _told(result)["outputs"])
+        return told
+
+    def do_large(self, model: str, nbytes: int, responses: int) -> Any:
+        """Count the responses to a streamed call, each of so many bytes."""
+        tensor = CallTensor("INPUT0", np.ones((1, nbytes // 4), np.float32))
+        call = self.server.stream(CallRequest(model, [tensor], parameters={"responses": responses}))
+        return sum(bool(result.outputs[0].array.all()) for result in call)
+
+    def do_ask(self, model: str, what: dict[str, Any]) -> Any:
+        """Have another model of this backend do something."""
+        tensor = CallTensor("ASK", np.array([json.dumps(what)], np.object_))
+        return json.loads(self.server.infer(CallRequest(model, [tensor])).outputs[0].array[0])
+
     def do_drop(self, model: str, length: int) -> Any:
         """Begin a stream and forget it."""
         self.server.stream(CallRequest(model, [CallTensor("IN", np.arange(length, dtype=np.int32))]))
@@ -245,6 +269,16 @@ class AskingBackend:
     def do_descriptors(self) -> Any:
         return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
+    def do_again(self, model: str, delays_ms: list[float]) -> Any:
+        """Make calls in turn that take so long."""
+        for delay_ms in delays_ms:
+            self.server.infer(_request(model, [1.0], parameters={"delay_ms": delay_ms}))
+        return len(delays_ms)
+
+    def do_sleep(self, seconds: float) -> Any:
+        time.sleep(seconds)
+        return os.getpid()
+
     def do_pid(self) -> Any:
         return os.getpid()
 
@@ -252,6 +286,12 @@ class AskingBackend:
         """Begin a call and die."""
         self.server.begin(_request(model, [1.0], **more))
         os._exit(7)
+
+
+class ApartBackend(AskingBackend):
+    """The same with a process for each instance."""
+
+    threads: ClassVar[bool] = False
 
 
 def _request(model: str, values: list[float], version: int = -1, **more: Any) -> CallRequest:
