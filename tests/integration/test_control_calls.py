@@ -11,6 +11,7 @@ import pytest
 
 from asking import ask
 from asking_backend import add_asker, installed
+from clients import call
 from figures import wait_until
 from harness import RunningServer, running
 from repositories import add_identity
@@ -91,10 +92,14 @@ def test_a_model_cannot_load_others_while_it_is_loaded_itself(server: RunningSer
 
 
 def test_a_model_may_load_itself_anew(server: RunningServer) -> None:
-    before = ask(server, do="pid")
-    assert ask(server, do="load", model="asker") == "loaded"
+    ask(server, do="load", model="leaf")
+    ask(server, do="load", model="early")
+    before = ask(server, of="early", do="pid")
+    config = call(server, "/v2/models/early/config")[1]
+    config["parameters"] = {}
+    assert ask(server, of="early", do="load", model="early", config=json.dumps(config)) == "loaded"
     wait_until("the old process is gone", lambda: not psutil.pid_exists(before))
-    assert ask(server, do="pid") != before
+    assert ask(server, of="early", do="first") is None
 
 
 def test_where_models_are_not_loaded_by_calls_a_model_cannot_do_so_either(tmp_path: Path) -> None:
