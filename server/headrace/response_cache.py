@@ -163,8 +163,9 @@ class LocalCache:
         self._blocks: OrderedDict[bytes, bytes] = OrderedDict()
         """Used least recently first."""
 
-    def __len__(self) -> int:
-        """Return how many answers are kept."""
+    @property
+    def entries(self) -> int:
+        """How many answers are kept."""
         return len(self._blocks)
 
     def get(self, key: bytes) -> bytes | None:

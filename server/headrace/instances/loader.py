@@ -133,7 +133,7 @@ class InstanceLoader:
                 self._make_statistics(config),
                 time.monotonic() - started,
                 self._clock,
-                *await self._caching(config, source, version, notes),
+                *await self._caching(config, source, version),
             )
         except BaseException:
             await pool.stop()
@@ -143,13 +143,13 @@ class InstanceLoader:
         return served, notes
 
     async def _caching(
-        self, config: ModelConfig, source: ModelSource, version: int, notes: list[str]
+        self, config: ModelConfig, source: ModelSource, version: int
     ) -> tuple[ResponseCache | None, bytes]:
         """Return where the model's answers are kept, and what tells this load of it from all others there."""
         if not config.proto.response_cache.enable:
             return None, b""
         if self._cache is None:
-            notes.append("response_cache.enable is not used: the server was started without --cache-config")
+            _log.warning("model %s: response_cache.enable is not used, for there is no --cache-config", config.name)
             return None, b""
         if self._cache.shared:
             return self._cache, await asyncio.to_thread(content_identity, config, source, version)

@@ -279,7 +279,7 @@ def _add_cache(snapshot: Snapshot, cache: ResponseCache) -> None:
     gauge, counts = snapshot.gauge, cache.counts
     if isinstance(cache, LocalCache):
         gauge("nv_cache_util", "Part of the response cache that is taken, 0 to 1", {}, cache.used / cache.capacity)
-        gauge("nv_cache_num_entries", "Answers in the response cache", {}, len(cache))
+        gauge("nv_cache_num_entries", "Answers in the response cache", {}, cache.entries)
     for name, help_text, value in (
         ("num_lookups", "Lookups in the response cache", counts.lookups),
         ("num_hits", "Lookups that found an answer", counts.hits),
