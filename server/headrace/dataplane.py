@@ -13,7 +13,7 @@ from headrace.instances.regions import RequestRegions
 from headrace.instances.served_model import InstancePool, ServedModel
 from headrace.observability.tracing import Tracer
 from headrace.repository.registry import ModelRegistry
-from headrace.scheduling.driver import Outcome
+from headrace.scheduling.batch_driver import Outcome
 from headrace.shared_memory import RegionTable
 from headrace.types import (
     LATEST,

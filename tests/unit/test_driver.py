@@ -44,7 +44,7 @@ class OneInstance:
     def busy(self) -> int:
         return len(self.running)
 
-    def execute(self, payload, on_done, _on_response=None) -> int:
+    def execute(self, payload, on_done, _on_response=None, _instance=None) -> int:
         command = payload.gather(self.arena, self.number + 1, 0)
         self.number += 1
         self.free.pop()

@@ -41,7 +41,7 @@ class OneInstance:
     def busy(self) -> int:
         return len(self.running)
 
-    def execute(self, payload, on_done, on_response) -> int:
+    def execute(self, payload, on_done, on_response, _instance=None) -> int:
         self.running.append((payload, on_done, on_response))
         return len(self.running)
 

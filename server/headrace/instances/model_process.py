@@ -136,20 +136,23 @@ class ModelProcess:
         """How many batches hold memory now."""
         return len(self._running)
 
-    def execute(self, payload: Payload, on_done: OnDone, on_response: OnResponse | None = None) -> int:
-        """Run a batch in a free instance; return its number. Raises as Payload.gather, or ProcessGoneError.
+    def execute(
+        self, payload: Payload, on_done: OnDone, on_response: OnResponse | None = None, instance: int | None = None
+    ) -> int:
+        """Run a batch in a free instance, or in `instance`, which is free; return its number. Raises as Payload.gather, or ProcessGoneError.
 
         Nothing is taken then. With `on_response` (decoupled models) every response is told by that, and `on_done` gets no
         results.
         """
         batch = self._next_batch
-        instance = self.free[-1]
+        if instance is None:
+            instance = self.free[-1]
         if payload.in_place is not None:
             self._give_regions(payload)
             if self._over:
                 raise ProcessGoneError
         command = payload.gather(self._arena, batch, instance)
-        self.free.pop()
+        self.free.remove(instance)
         self._next_batch = batch + 1
         self._running[batch] = _Running(payload, instance, on_done, on_response)
         self._channel.send([command])

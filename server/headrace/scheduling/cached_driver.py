@@ -19,7 +19,8 @@ from headrace.observability.statistics import ModelStatistics
 from headrace.observability.trace import QUEUE_START
 from headrace.observability.tracing import trace_end
 from headrace.response_cache import DamagedEntryError, ResponseCache, decode_entry, encode_entry, request_key
-from headrace.scheduling.driver import Driver, Outcome
+from headrace.scheduling.batch_driver import Outcome
+from headrace.scheduling.driver import Driver
 from headrace.scheduling.ordering import OrderedRelease
 from headrace.scheduling.scheduler import QueuedRequest
 from headrace.types import InferenceResponse, OutputTensor, Parameter
