@@ -201,6 +201,11 @@ class AskingBackend:
         self.server.stream(CallRequest(model, [CallTensor("IN", np.arange(length, dtype=np.int32))]))
         return "dropped"
 
+    def do_drop_stream(self, model: str) -> Any:
+        """Read one of three responses and forget the rest."""
+        call = self.server.stream(_request(model, [1.0], parameters={"responses": 3}))
+        return _told(next(iter(call)))
+
     def do_keep(self, model: str, count: int = 1, **more: Any) -> Any:
         """Begin calls and return before they are answered."""
         self.kept += [self.server.begin(_request(model, [1.0], **more)) for _ in range(count)]
