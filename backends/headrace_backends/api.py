@@ -79,6 +79,8 @@ class ModelDescription:
     """Whether the model can batch along its first dimension; None = not known."""
     config: dict[str, Any] | None = None
     """Configuration fields to add where the user gave none (JSON-ready)."""
+    replaces: bool = False
+    """Whether the fields of `config` stand for what the user gave: the backend has seen that, and kept to it."""
 
 
 class Backend(Protocol):
@@ -88,7 +90,7 @@ class Backend(Protocol):
     """Whether the module may be imported once and then forked for every model (on CPU)."""
     threads: ClassVar[bool]
     """Whether `execute` may run in several threads at once over one model. If not, it is called for one batch at a
-    time, though not always by the same thread."""
+    time, by the thread that called `initialize`."""
 
     def initialize(self, model: ModelContext) -> ModelDescription:
         """Load the model. Raises InferError with the reason; any other exception is reported as INTERNAL."""

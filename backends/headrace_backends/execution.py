@@ -45,6 +45,8 @@ def model_context(message: Initialize, cores: int, server: ServerCalls | None = 
 
 def model_memory(arena: Arena, config: dict[str, Any], description: ModelDescription) -> ModelMemory:
     """Return what the batches of a loaded model share. Types that the user configured win over the model's own."""
+    if description.replaces and description.config:
+        config = {**config, **description.config}
     datatypes: dict[str, DataType] = {spec.name: BY_NAME[spec.datatype] for spec in description.outputs}
     for output in config.get("output", ()):
         if output["data_type"] in _BY_CONFIG_NAME:
@@ -75,7 +77,13 @@ def initialize(factory: Callable[[], Backend], context: ModelContext) -> tuple[B
 def ready(description: ModelDescription, slots: int) -> Ready:
     """Return the answer to an Initialize that succeeded."""
     return Ready(
-        None, description.inputs, description.outputs, description.batching, description.config, concurrency=slots
+        None,
+        description.inputs,
+        description.outputs,
+        description.batching,
+        description.config,
+        concurrency=slots,
+        replaces=description.replaces,
     )
 
 

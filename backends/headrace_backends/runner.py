@@ -79,6 +79,8 @@ class Runner:
         self._backend: Backend | None = None
         self._model: ModelMemory | None = None
         self._slots = 1
+        self._one_thread = False
+        """Whether the thread that loaded the model executes every batch."""
         self.sending: Final = threading.Lock()
         self._relief: ReliefTimer | None = None
         """There where the process has one slot."""
@@ -100,6 +102,7 @@ class Runner:
                 raise invalid(f"the server speaks protocol {message.protocol}, this backend process {PROTOCOL}")
             factory = load_backend(message.backend)
             self._slots = execution.slot_count(factory, message.instances)
+            self._one_thread = not factory.threads
             if self._slots == 1:
                 self._relief = ReliefTimer(_LASTING_S)
                 self._relief.set()  # loading may last
@@ -138,12 +141,15 @@ class Runner:
             _exit(1)
 
     def _relieve(self) -> NoReturn:
-        """Serve one batch, reading meanwhile, each time that the thread which serves is busy for long."""
+        """Read each time that the thread which serves is busy for long, and serve the next batch unless it is to."""
         assert self._relief is not None
         try:
             while True:
                 self._relief.wait()
-                self._run(*self._take())
+                if self._one_thread:
+                    self._read_ahead()
+                else:
+                    self._run(*self._take())
         except BaseException:
             _LOG.exception("the runner failed")
             _exit(1)
@@ -154,6 +160,12 @@ class Runner:
             while not self._pending:
                 self._receive()
             return self._pending.popleft()
+
+    def _read_ahead(self) -> None:
+        """Read until there is a batch, which is left to the thread that waits for the right to read."""
+        with self._reading:
+            while not self._pending:
+                self._receive()
 
     def _run(self, batch: Batch, descriptors: list[int]) -> None:
         assert self._backend is not None
@@ -315,10 +327,10 @@ class _OfThread(threading.local):
 
 
 class ChannelHandler(logging.Handler):
-    """Sends log records to the server as Log messages."""
+    """Sends log records to the server as Log messages. What comes here was chosen by the loggers' levels."""
 
     def __init__(self, channel: Channel[ToBackend]) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__()
         self._channel = channel
 
     def emit(self, record: logging.LogRecord) -> None:

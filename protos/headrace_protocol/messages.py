@@ -186,6 +186,8 @@ class Ready(msgspec.Struct, array_like=True, tag=10, frozen=True):
     """Configuration fields that the backend adds where the user gave none (JSON-ready)."""
     concurrency: int = 1
     """How many executions it takes at once (its slots)."""
+    replaces: bool = False
+    """Whether the fields of `config` stand for what the user gave, which the backend has seen and kept to."""
 
 
 class Response(msgspec.Struct, array_like=True, frozen=True):

@@ -30,7 +30,7 @@ class Answers:
 
         Raises InferError where the whole batch cannot be answered.
         """
-        if len(responses) == 1:
+        if len(responses) == 1 and not batch.scattered:
             request = batch.requests[0]
             response = responses[0]
             if type(response) is InferenceResponse and response._error is None and not response._parameters:
@@ -38,7 +38,7 @@ class Answers:
             else:
                 self.answer(request, response)
             return
-        joined = self._joined(batch, responses)
+        joined = None if batch.scattered else self._joined(batch, responses)
         if joined is not None:
             batch.respond(joined)
             return

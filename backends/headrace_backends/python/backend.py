@@ -55,7 +55,7 @@ class PythonBackend:
         config = {**model.config, **changes}
         self._model = self._make(model_class, model, config)
         self._run = self._running(config)
-        return ModelDescription(config=changes or None)
+        return ModelDescription(config=changes or None, replaces=True)
 
     def execute(self, batch: Batch) -> None:
         """Give the batch to the model's code."""

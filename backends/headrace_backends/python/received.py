@@ -45,7 +45,7 @@ class ReceivedBatch:
         self._model = model
         self._arrays: dict[str, Array | None] = {}
         self._item_shapes: dict[str, tuple[tuple[int, ...], ...]] | None = None
-        self._alone = len(batch.requests) == 1
+        self._alone = len(batch.requests) == 1 and not batch.item_shapes
         self._closed = False
         self.replies: SingleReplies | None = None
         """Once a sender was asked for, of a model that is not decoupled."""
@@ -63,7 +63,8 @@ class ReceivedBatch:
         """Names of the inputs that were given."""
         if self._closed:
             raise TritonModelException("the inputs were not read before the request was answered: they are gone")
-        return list(self._batch.inputs)
+        made = self._batch.made
+        return [name for name in self._batch.inputs if name not in made]
 
     @property
     def outputs(self) -> Sequence[str]:
@@ -95,7 +96,7 @@ class ReceivedBatch:
     def _copied(self, name: str) -> Array | None:
         if self._closed:
             raise TritonModelException(f"input '{name}' was not read before its request was answered: it is gone")
-        array = self._batch.inputs.get(name)
+        array = None if name in self._batch.made else self._batch.inputs.get(name)
         if array is None or array.dtype.hasobject:
             return array  # strings were made for this batch
         return array.copy()

@@ -120,7 +120,7 @@ def finish_config(
     problems: list[Problem] = []
     if completion.auto_complete:
         given = set(parsed.written)
-        problems += _adopt(proto, given, ready.config or {})
+        problems += _adopt(proto, given, ready.config or {}, replaces=ready.replaces)
         problems += complete(
             proto,
             ready.inputs,
@@ -165,17 +165,22 @@ def _with_backend(
     return proto, notes
 
 
-def _adopt(proto: pb.ModelConfig, given: set[str], values: Mapping[str, Any]) -> list[Problem]:
-    """Take over top-level fields that the backend proposes and the user did not write; they count as given then."""
+def _adopt(proto: pb.ModelConfig, given: set[str], values: Mapping[str, Any], *, replaces: bool) -> list[Problem]:
+    """Take over top-level fields that the backend proposes and the user did not write; they count as given then.
+
+    With `replaces` also those which the user wrote: the backend has seen and kept to them.
+    """
     proposed = pb.ModelConfig()
     problems = [
         Problem(problem.path, f"{problem.message} (from the backend)") for problem in from_dict(values, proposed)
     ]
     scheduled = bool(given & _SCHEDULERS)
     for field, _ in proposed.ListFields():
-        taken = field.name in given or (field.name in _SCHEDULERS and scheduled)
+        taken = not replaces and (field.name in given or (field.name in _SCHEDULERS and scheduled))
         if taken or field.name in ("name", "backend", "platform"):
             proposed.ClearField(field.name)
+        elif replaces:
+            proto.ClearField(field.name)
     if "max_batch_size" in values:
         given.add("max_batch_size")
     proto.MergeFrom(proposed)
