@@ -21,7 +21,9 @@ from headrace.clock import Clock
 from headrace.instances.process import ExecLauncher, Launcher
 from headrace.instances.served_model import InstancePool, ServedModel
 from headrace.instances.services import BackendServices
+from headrace.instances.signature import ModelSignature
 from headrace.instances.supervisor import ProcessSettings, Supervisor
+from headrace.instances.warm_up import WarmUp, make_samples
 from headrace.instances.zygote import ZygoteLauncher
 from headrace.observability.statistics import ModelStatistics
 from headrace.repository.config_loading import Completion, backend_values, draft_config, finish_config
@@ -125,6 +127,7 @@ class InstanceLoader:
                 completion=completion,
             )
             labels = await asyncio.to_thread(_labels, config, source.directory)
+            await self._warm_up(config, source, version, pool, started)
             served = ServedModel(
                 config,
                 version,
@@ -141,6 +144,23 @@ class InstanceLoader:
         pids = ", ".join(map(str, served.pids()))
         _log.info("loaded model %s version %d in %.2f s, process %s", source.name, version, served.load_seconds, pids)
         return served, notes
+
+    async def _warm_up(
+        self, config: ModelConfig, source: ModelSource, version: int, pool: InstancePool, started: float
+    ) -> None:
+        """Have every instance run the samples of model_warmup, within what is left of the time for a load."""
+        if not config.proto.model_warmup:
+            return
+        signature = ModelSignature(config, version)
+        settings = self._settings
+        samples = await asyncio.to_thread(make_samples, config, source.directory, signature, settings.arena_bytes)
+        warm_up = WarmUp(signature, samples, decoupled=config.decoupled)
+        left = settings.load_timeout_s - (time.monotonic() - started)
+        warmings = [supervisor.warm_up(warm_up, left) for supervisor in pool.supervisors]
+        outcomes = await asyncio.gather(*warmings, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def _caching(
         self, config: ModelConfig, source: ModelSource, version: int

@@ -19,6 +19,7 @@ from headrace.instances.model_process import ModelProcess
 from headrace.instances.process import Launcher
 from headrace.instances.restart import RestartPolicy
 from headrace.instances.services import ModelServices
+from headrace.instances.warm_up import WarmUp
 from headrace_protocol.errors import InferError, unavailable
 from headrace_protocol.messages import Initialize, Ready
 
@@ -55,6 +56,8 @@ class Supervisor:
         services: ModelServices | None = None,
     ) -> None:
         self.process: ModelProcess | None = None
+        self.slots = 1
+        """Instances that each of its processes has."""
         self.label = f"{initialize.model_name}:{initialize.version}"
         self.reason = "loading"
         """Why there is no process now."""
@@ -67,6 +70,7 @@ class Supervisor:
         self._on_capacity = on_capacity
         self._on_given_up = on_given_up
         self._services = services
+        self._warm_up: WarmUp | None = None
         self._task: asyncio.Task[None] | None = None
         self._death: asyncio.Future[str] | None = None
 
@@ -75,6 +79,16 @@ class Supervisor:
         ready = await self._start_process()
         self._task = asyncio.get_running_loop().create_task(self._watch(), name=f"supervisor {self.label}")
         return ready
+
+    async def warm_up(self, warm_up: WarmUp, timeout_s: float) -> None:
+        """Have each instance of the process run what warms it up, and later those of any that takes its place.
+
+        Raises InferError where that fails, or takes longer.
+        """
+        self._warm_up = warm_up
+        if self.process is None:
+            raise unavailable(f"the backend process ended as soon as the model was loaded: {self.reason}")
+        await warm_up.run(self.process, self._initialize.instances, timeout_s)
 
     async def stop(self) -> None:
         """End the process and the watch. Idempotent."""
@@ -101,6 +115,7 @@ class Supervisor:
             if self.process is process:
                 self.process = None
                 self.reason = reason
+                self._on_capacity()  # whoever bound something to the process takes note
 
         try:
             child = await self._launcher.launch()
@@ -112,7 +127,14 @@ class Supervisor:
         ready = await process.initialize(self._initialize, self._settings.load_timeout_s)
         if death.done():
             raise unavailable(f"the backend process ended as soon as the model was loaded: {death.result()}")
+        if self._warm_up is not None:
+            try:
+                await self._warm_up.run(process, self._initialize.instances, self._settings.load_timeout_s)
+            except BaseException:
+                process.kill()
+                raise
         self.process = process
+        self.slots = process.slots
         self._death = death
         self.reason = ""
         return ready
