@@ -50,6 +50,8 @@ class Metric:
     def increment(self, value: float = 1.0) -> None:
         """Add to a counter (not less than 0) or a gauge. INVALID_ARG otherwise, UNSUPPORTED for a histogram."""
         number = _number(value)
+        if self.kind != "gauge" and not math.isfinite(number):
+            raise invalid(f"a {self.kind} cannot be incremented by {number:g}")
         if self.kind == "histogram":
             raise unsupported("a histogram cannot be incremented: it takes values by observe")
         if self.kind == "counter" and number < 0:
@@ -72,6 +74,8 @@ class Metric:
         number = _number(value)
         if self.kind != "histogram":
             raise unsupported(f"a {self.kind} takes no observations")
+        if math.isnan(number):
+            raise invalid("a histogram cannot count what is not a number")
         with self._registry.lock:
             self._counts[bisect.bisect_left(self._bounds, number)] += 1
             self._change += number
@@ -211,9 +215,11 @@ class MetricRegistry:
 def _number(value: float) -> float:
     """Return a value as a float. Raises INVALID_ARG where it is none."""
     try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise invalid(f"a metric takes a number, not {value!r}") from None
+        if not isinstance(value, str | bytes):
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise invalid(f"a metric takes a number, not {value!r}")
 
 
 def _labels(labels: Mapping[str, str], kind: MetricKind) -> _Labels:

@@ -204,13 +204,13 @@ class ProcessMetrics:
         family, series, places = known
         if family.kind == "counter" and not message.change >= 0:
             raise _nonsense(f"counter '{family.name}' was changed by {message.change}")
+        if message.base is not None and family.kind != "gauge":
+            raise _nonsense(f"{family.kind} '{family.name}' was set")
         if len(message.counts) != len(places) or any(count < 0 for count in message.counts):
             raise _nonsense(f"{family.kind} '{family.name}' with {len(message.counts)} buckets")
         for place, count in zip(places, message.counts, strict=True):
             series.counts[place] += count
         if message.base is not None:
-            if family.kind != "gauge":
-                raise _nonsense(f"{family.kind} '{family.name}' was set")
             series.value = message.base
         series.value += message.change
 
