@@ -4,7 +4,8 @@ Threads are leader and followers: one holds the right to read; when it has read 
 the batch itself, so that no batch waits for a hand-over between threads, and Cancel, Ping and the end of the channel
 are noticed while batches run. With one slot nothing can be read but those, so the other thread takes the right only
 when a batch lasts, or asks something of the server: short batches wake nobody. A thread that waits for such an answer
-while it executes reads itself, where nobody else does.
+while it executes reads itself, where nobody else does. Where the backend wants one thread for all that it does (`threads`
+is False), the other only reads: what it has read is executed by the first.
 """
 
 from __future__ import annotations

@@ -55,9 +55,27 @@ ADD_SUB = Model(
 MLP = Model((Tensor("INPUT0", "FP32", (_FEATURES,)),), (Tensor("OUTPUT0", "FP32", (_CLASSES,)),))
 IDENTITY = Model((Tensor("INPUT0", "FP32", _IMAGE),), (Tensor("OUTPUT0", "FP32", _IMAGE),))
 
+_PYTHON_MODEL = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            inputs = [tensor.as_numpy() for tensor in request.inputs()]
+            responses.append(pb_utils.InferenceResponse([{}]))
+        return responses
+"""
+_ADD_SUB_BODY = """
+                pb_utils.Tensor("OUTPUT0", inputs[0] + inputs[1]),
+                pb_utils.Tensor("OUTPUT1", inputs[0] - inputs[1]),
+            """
+_IDENTITY_BODY = 'pb_utils.Tensor("OUTPUT0", inputs[0])'
+
 
 def build(repository: Path) -> None:
-    """Write every model: add_sub, mlp_onnx, identity_img (identity backend) and identity_onnx."""
+    """Write every model: those of ONNX and the identity backend, and what the Python backend runs."""
     add_sub = [
         helper.make_node(op, ["INPUT0", "INPUT1"], [out]) for op, out in (("Add", "OUTPUT0"), ("Sub", "OUTPUT1"))
     ]
@@ -65,6 +83,8 @@ def build(repository: Path) -> None:
     _onnx_model(repository / "mlp_onnx", MLP, *_perceptron())
     _onnx_model(repository / "identity_onnx", IDENTITY, [helper.make_node("Identity", ["INPUT0"], ["OUTPUT0"])])
     _configure(repository / "identity_img", IDENTITY, 'backend: "identity"')
+    _python_model(repository / "add_sub_python", ADD_SUB, _ADD_SUB_BODY)
+    _python_model(repository / "identity_python", IDENTITY, _IDENTITY_BODY)
 
 
 def _perceptron() -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
@@ -93,6 +113,10 @@ def _onnx_model(
     onnx.save(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), version / "model.onnx"
     )
+
+
+def _python_model(directory: Path, model: Model, tensors: str) -> None:
+    (_configure(directory, model, 'backend: "python"') / "model.py").write_text(_PYTHON_MODEL.format(tensors))
 
 
 def _declare(tensor: Tensor) -> onnx.ValueInfoProto:

@@ -45,13 +45,13 @@ class Case:
 
 
 CASES = {
-    "add_sub": Case("add_sub", False, "add_sub", {"headrace": "add_sub"}),
+    "add_sub": Case("add_sub", False, "add_sub", {"headrace": "add_sub", "headrace (python)": "add_sub_python"}),
     "mlp": Case("mlp", True, "mlp_onnx", {"headrace": "mlp_onnx"}),
     "identity": Case(
         "identity",
         True,
         "identity_img",
-        {"headrace": "identity_img", "headrace (onnx)": "identity_onnx"},
+        {"headrace": "identity_img", "headrace (onnx)": "identity_onnx", "headrace (python)": "identity_python"},
         (4,),
         large=True,
     ),
