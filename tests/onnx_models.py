@@ -223,3 +223,62 @@ def products(path: Path, side: int, times: int) -> Path:
     names = ["INPUT0", *(f"product{i}" for i in range(times - 1)), "OUTPUT0"]
     nodes = [helper.make_node("MatMul", [names[i], "INPUT0"], [names[i + 1]]) for i in range(times)]
     return save(path, nodes, [tensor("INPUT0", [side, side])], [tensor("OUTPUT0", [side, side])])
+
+
+def ragged_sums(path: Path) -> Path:
+    """Flat FP32 INPUT0 [n] of many requests, whose ends INT32 ENDS [requests + 1] tells (0 first).
+
+    OUTPUT0 = INPUT0 doubled, flat; SUM [requests, 1] = what each request's elements add up to.
+    """
+    constants = {"two": np.array(2, np.float32), "axis": np.array(0), "column": np.array([-1, 1])}
+    bounds = {"zero": np.array([0]), "one": np.array([1]), "last": np.array([-1]), "far": np.array([2**31])}
+    return save(
+        path,
+        [
+            helper.make_node("Mul", ["INPUT0", "two"], ["OUTPUT0"]),
+            helper.make_node("CumSum", ["INPUT0", "axis"], ["running"]),
+            helper.make_node("Pad", ["running", "before"], ["padded"]),
+            helper.make_node("Gather", ["padded", "ENDS"], ["at"], axis=0),
+            helper.make_node("Slice", ["at", "one", "far"], ["ends"]),
+            helper.make_node("Slice", ["at", "zero", "last"], ["starts"]),
+            helper.make_node("Sub", ["ends", "starts"], ["sums"]),
+            helper.make_node("Reshape", ["sums", "column"], ["SUM"]),
+        ],
+        [tensor("INPUT0", ("n",)), tensor("ENDS", ("ends",), TensorProto.INT32)],
+        [tensor("OUTPUT0", ("n",)), tensor("SUM", ("requests", 1))],
+        [
+            numpy_helper.from_array(array, name)
+            for name, array in {**constants, **bounds, "before": np.array([1, 0])}.items()
+        ],
+    )
+
+
+def masked_mean(path: Path) -> Path:
+    """FP32 INPUT0 [batch, n] and MASK [batch, n]: OUTPUT0 = INPUT0 + 1, MEAN [batch, 1] = of where MASK is not 0."""
+    return save(
+        path,
+        [
+            helper.make_node("Add", ["INPUT0", "one"], ["OUTPUT0"]),
+            helper.make_node("Mul", ["INPUT0", "MASK"], ["kept"]),
+            helper.make_node("ReduceSum", ["kept", "axes"], ["sum"]),
+            helper.make_node("ReduceSum", ["MASK", "axes"], ["count"]),
+            helper.make_node("Div", ["sum", "count"], ["MEAN"]),
+        ],
+        [tensor("INPUT0", ("batch", "n")), tensor("MASK", ("batch", "n"))],
+        [tensor("OUTPUT0", ("batch", "n")), tensor("MEAN", ("batch", 1))],
+        [
+            numpy_helper.from_array(np.array(1, np.float32), "one"),
+            numpy_helper.from_array(np.array([1]), "axes"),
+        ],
+    )
+
+
+def defaulted_rows(path: Path) -> Path:
+    """FP32 OUTPUT0 [batch, n] = INPUT0 + BIAS [batch, 1], an optional input that is 1 where it is not given."""
+    return save(
+        path,
+        [helper.make_node("Add", ["INPUT0", "BIAS"], ["OUTPUT0"])],
+        [tensor("INPUT0", ("batch", "n")), tensor("BIAS", (None, 1))],
+        [tensor("OUTPUT0", ("batch", "n"))],
+        [numpy_helper.from_array(np.ones((1, 1), np.float32), "BIAS")],
+    )

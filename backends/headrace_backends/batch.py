@@ -9,12 +9,16 @@ import mmap
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
 
 from headrace_backends.outputs import OutputSpace, wire_type
+from headrace_backends.ragged import BatchInput, item_shapes
 from headrace_backends.regions import Place, RegionMap
+from headrace_backends.sequences import BatchSequences, SequenceStates
 from headrace_protocol.arena import Arena
 from headrace_protocol.datatype import BY_NAME, BYTES, Array, DataType, element_count, from_numpy, to_numpy
 from headrace_protocol.errors import InferError, cancelled, internal
@@ -43,6 +47,10 @@ class InputViews(Mapping[str, Array]):
         if nbytes != element_count(tensor.shape) * datatype.itemsize:
             raise internal(f"input '{tensor.name}' of shape {list(tensor.shape)} came with {nbytes} bytes")
         self._views[tensor.name] = np.ndarray(tensor.shape, datatype.numpy, memory, offset)
+
+    def make(self, name: str, array: Array) -> None:
+        """Make an input available that was made for the batch."""
+        self._views[name] = array
 
     def __getitem__(self, name: str) -> Array:
         view = self._views.get(name)
@@ -127,7 +135,7 @@ class BatchRequest:
         return self.index in self._batch._paused
 
     def input(self, name: str) -> Array:
-        """Return this request's part of the input."""
+        """Return this request's part of the input; all of one that was made for the batch (`Batch.made`)."""
         return self._batch._input_of(self, name)
 
     def respond(self, outputs: Mapping[str, Array], parameters: dict[str, Parameter] | None = None) -> None:
@@ -159,6 +167,18 @@ class BatchRequest:
         """
         self._batch._deferrals().add(self.index)
 
+    @property
+    def ready(self) -> bool:
+        """Whether there is a request at all: a row of a sequence's slot may be without one, and its answer goes nowhere."""
+        return True
+
+    def reschedule(self, states: Mapping[str, Array] | None = None) -> None:
+        """Ask to be given this request once more, instead of answering it now. For models with `iterative_sequence`.
+
+        `states`: the outputs that hold states of its sequence. A decoupled model may have sent responses before.
+        """
+        self._batch._reschedule(self, states or {})
+
     def wait(self, seconds: float) -> bool:
         """Sleep until this request is cancelled, `seconds` at most; return whether it is."""
         changed = self._batch._model.changed
@@ -166,11 +186,57 @@ class BatchRequest:
             return changed.wait_for(lambda: self.cancelled, seconds)
 
 
+class NullRequest(BatchRequest):
+    """Stands in a batch of sequences for a slot that has no request now. What it is answered goes nowhere."""
+
+    __slots__ = ()
+
+    @property
+    def ready(self) -> bool:
+        return False
+
+    @property
+    def cancelled(self) -> bool:
+        return False
+
+    @property
+    def answered(self) -> bool:
+        return False
+
+    def respond(self, outputs: Mapping[str, Array], parameters: dict[str, Parameter] | None = None) -> None:
+        pass
+
+    def fail(self, error: InferError) -> None:
+        pass
+
+    def send(
+        self, outputs: Mapping[str, Array], parameters: dict[str, Parameter] | None = None, *, final: bool = False
+    ) -> None:
+        pass
+
+    def complete(self) -> None:
+        pass
+
+    def defer(self) -> None:
+        pass
+
+    def reschedule(self, states: Mapping[str, Array] | None = None) -> None:
+        pass
+
+
 class ModelMemory:
     """What every batch of a model needs to know: the memory shared with the server, and the declared outputs."""
 
     def __init__(
-        self, arena: Arena, datatypes: Mapping[str, DataType], *, batching: bool = False, decoupled: bool = False
+        self,
+        arena: Arena,
+        datatypes: Mapping[str, DataType],
+        *,
+        batching: bool = False,
+        decoupled: bool = False,
+        batch_inputs: Sequence[BatchInput] = (),
+        scattered: Collection[str] = (),
+        sequences: SequenceStates | None = None,
     ) -> None:
         self.arena: Final = arena
         self.readonly: Final = arena.view.toreadonly()
@@ -182,6 +248,14 @@ class ModelMemory:
         """Whether the first dimension is known to be the batch's; where it is not, more than one row tells."""
         self.decoupled: Final = decoupled
         """Whether its requests may have any number of responses: its batches are StreamingBatches then."""
+        self.batch_inputs: Final = batch_inputs
+        """Tensors that are made for each batch."""
+        self.made: Final = frozenset(name for made in batch_inputs for name in made.targets)
+        """Their names."""
+        self.scattered: Final = frozenset(scattered)
+        """Outputs of a batch that the server shares out by the shapes of an input."""
+        self.sequences: Final = sequences
+        """There where the model takes sequences."""
         self.changed: Final = threading.Condition()
         """Notified when a request of any batch was cancelled, paused or let go on."""
 
@@ -208,11 +282,16 @@ class Batch:
         self._batched: tuple[Tensor, ...] | None = None
         self._allocated: dict[int, tuple[Array, Tensor]] = {}
         self._requests: tuple[BatchRequest, ...] | None = None
-        self.rows: Final = sum(header.rows for header in message.requests)
-        """Rows of all requests together."""
+        self._sequences: Final = None if model.sequences is None else BatchSequences(model.sequences, message)
+        self._own_rows: Final = sum(header.rows for header in message.requests)
+        self.rows: Final = self._own_rows if self._sequences is None else self._sequences.rows
+        """Rows of all requests together, and those of sequences' slots without one."""
         self._checks_rows: Final = model.batching or self.rows > 1
         self.inputs: Final = InputViews()
-        """The rows of all requests, in order. BYTES as object arrays of bytes, BF16 as uint16 bit patterns."""
+        """The rows of all requests, in order; all elements of a ragged input; and what was made for the batch.
+
+        BYTES as object arrays of bytes, BF16 as uint16 bit patterns.
+        """
         self.output_ns = 0
         """Nanoseconds spent placing outputs."""
 
@@ -229,11 +308,21 @@ class Batch:
     @property
     def wanted(self) -> tuple[str, ...] | None:
         """Names of the outputs that some request wants; None = all. Others need not be computed."""
-        return self._message.outputs
+        outputs = self._message.outputs
+        if outputs is None or self._sequences is None:
+            return outputs
+        return tuple(dict.fromkeys((*outputs, *self._sequences.state_outputs)))
 
     @property
     def requests(self) -> Sequence[BatchRequest]:
         """The requests, in the order of their rows."""
+        if self._requests is None and self._sequences is not None:
+            headers = dict(zip(self._sequences.starts, enumerate(self._message.requests), strict=True))
+            rows = range(self.rows) if self._sequences.sparse else self._sequences.starts
+            self._requests = tuple(
+                BatchRequest(self, *headers[row], row) if row in headers else NullRequest(self, -1, _NOBODY, row)
+                for row in rows
+            )
         if self._requests is None:
             requests, start = [], 0
             for index, header in enumerate(self._message.requests):
@@ -250,7 +339,27 @@ class Batch:
     @property
     def item_shapes(self) -> dict[str, tuple[tuple[int, ...], ...]]:
         """Of each ragged input, the shape that each request gave; their elements follow one another in the input."""
-        return {t.name: t.item_shapes for t in self._message.inputs if t.item_shapes is not None}
+        return {t.name: t.item_shapes for t in self._message.inputs if _is_ragged(t) and t.item_shapes is not None}
+
+    @property
+    def made(self) -> Collection[str]:
+        """Names of the inputs that were made for the whole batch, and belong to no single request."""
+        return self._model.made
+
+    @property
+    def scattered(self) -> Collection[str]:
+        """Names of outputs of which `respond` takes all elements in any shape, flat for example.
+
+        The server shares them out by the shapes of an input. In answers to single requests they are as the others.
+        """
+        return self._model.scattered
+
+    def owns(self, name: str) -> bool:
+        """Whether the input lies in memory that is this batch's alone: what is written there, nobody sees.
+
+        Other inputs are clients' memory, or cannot be written to; `inputs` offers all of them read-only.
+        """
+        return any(tensor.name == name and tensor.ref.source == ARENA for tensor in self._message.inputs)
 
     @property
     def cancelled(self) -> bool:
@@ -277,6 +386,8 @@ class Batch:
         """Return memory (contents undefined) for the output `name`; pass it to `respond`, which then copies nothing."""
         if datatype is BYTES:
             raise internal(f"output '{name}': BYTES elements vary in size and cannot be allocated beforehand")
+        if self._sequences is not None and (self._sequences.sparse or name in self._sequences.state_outputs):
+            return np.empty(shape, datatype.numpy)  # the server does not see it as it is
         nbytes = element_count(shape) * datatype.itemsize
         place = self._places.get(name)
         found = None if place is None else place.reserve(nbytes, datatype.itemsize)
@@ -289,7 +400,9 @@ class Batch:
         """Answer every request that is not answered yet, with outputs that hold the rows of all requests in order."""
         if self._batched is not None:
             raise internal("the batch was answered twice")
-        self._batched = self._place_all(outputs, self._message.outputs, self.rows)
+        if self._sequences is not None:
+            outputs = self._sequences.take_all(outputs)
+        self._batched = self._place_all(outputs, self._message.outputs, self._own_rows, self._model.scattered)
 
     # What follows is not for authors: the runner and BatchRequest call it.
 
@@ -305,10 +418,27 @@ class Batch:
             else:
                 mapped = memoryview(mmap.mmap(descriptors[ref.source], 0, prot=mmap.PROT_READ))
                 self.inputs.add(tensor, mapped, ref.offset)
+        if self._model.batch_inputs:
+            self._make_inputs()
+        if self._sequences is not None:
+            made = self._sequences.expand(self.inputs) if self._sequences.sparse else {}
+            for name, array in (made | self._sequences.made_inputs(list(self.inputs))).items():
+                self.inputs.make(name, array)
         outputs = self._message.requests[0].regions if self._message.requests else ()
         if outputs:
             self._places = self._model.regions.places(outputs)
             self._regions = {**self._regions, **dict(outputs)}
+
+    def _make_inputs(self) -> None:
+        given = {tensor.name: tensor for tensor in self._message.inputs}
+        for made in self._model.batch_inputs:
+            source = given[made.source]
+            shapes = source.item_shapes
+            if shapes is None:
+                shapes = item_shapes(source.shape, [header.rows for header in self._message.requests])
+            array = made.make(shapes, made.datatype)
+            for name in made.targets:
+                self.inputs.make(name, array)
 
     def cancel(self, request: int) -> None:
         """Note that nobody waits for `request` (or ALL_REQUESTS) and tell the backend. For another thread to call."""
@@ -338,7 +468,11 @@ class Batch:
                 if index not in self._answers:
                     missing = cancelled() if index in self._cancelled else error or UNANSWERED
                     self._answers[index] = Response(index, error=Error(missing.code.value, missing.message))
-        responses = Responses(self._message.batch, self._batched, tuple(self._answers.values()))
+        states: tuple[tuple[int, int], ...] = ()
+        if self._sequences is not None:
+            self._sequences.commit({index for index, answer in self._answers.items() if answer.error is not None})
+            states = self._sequences.take_keys()
+        responses = Responses(self._message.batch, self._batched, tuple(self._answers.values()), states)
         return responses, self._space.take_descriptors()
 
     def _lost_memory(self) -> InferError | None:
@@ -347,14 +481,21 @@ class Batch:
 
     def _input_of(self, request: BatchRequest, name: str) -> Array:
         view = self.inputs[name]
-        if len(self._message.requests) == 1:
+        if name in self._ragged_parts:
+            start, end, shape = self._ragged_parts[name][request.index]
+            return view[start:end].reshape(shape)
+        if self.rows == request.rows or name in self._model.made:
             return view
-        shapes = self.item_shapes.get(name)
-        if shapes is None:
-            return view[request.start : request.start + request.rows]
-        start = sum(map(element_count, shapes[: request.index]))
-        shape = shapes[request.index]
-        return view.reshape(-1)[start : start + element_count(shape)].reshape(shape)
+        return view[request.start : request.start + request.rows]
+
+    @cached_property
+    def _ragged_parts(self) -> dict[str, list[tuple[int, int, tuple[int, ...]]]]:
+        """Of each ragged input, where each request's elements begin and end, and their shape."""
+        parts = {}
+        for name, shapes in self.item_shapes.items():
+            ends = list(accumulate(map(element_count, shapes)))
+            parts[name] = list(zip([0, *ends[:-1]], ends, shapes, strict=True))
+        return parts
 
     def _is_answered(self, index: int) -> bool:
         return index in self._answers
@@ -381,8 +522,15 @@ class Batch:
         self, request: BatchRequest, outputs: Mapping[str, Array], parameters: dict[str, Parameter] | None
     ) -> None:
         wanted = self._message.outputs if request.wanted is None else request.wanted
+        if self._sequences is not None:
+            outputs = self._sequences.take(request.index, outputs)
         placed = self._place_all(outputs, wanted, request.rows)
         self._answer(Response(request.index, placed, None, parameters))
+
+    def _reschedule(self, request: BatchRequest, states: Mapping[str, Array]) -> None:
+        if self._sequences is not None:
+            self._sequences.take(request.index, states, partial=True)
+        self._answer(Response(request.index, reschedule=True))
 
     def _answer(self, response: Response) -> None:
         if response.empty:
@@ -391,18 +539,26 @@ class Batch:
             raise internal(f"request {response.request} of the batch was answered twice")
         self._answers[response.request] = response
 
-    def _place_all(self, outputs: Mapping[str, Array], wanted: Sequence[str] | None, rows: int) -> tuple[Tensor, ...]:
+    def _place_all(
+        self,
+        outputs: Mapping[str, Array],
+        wanted: Sequence[str] | None,
+        rows: int,
+        of_any_shape: Collection[str] = (),
+    ) -> tuple[Tensor, ...]:
         started = time.perf_counter_ns()
         placed = tuple(
-            self._place(name, array, rows) for name, array in outputs.items() if wanted is None or name in wanted
+            self._place(name, array, None if name in of_any_shape else rows)
+            for name, array in outputs.items()
+            if wanted is None or name in wanted
         )
         self.output_ns += time.perf_counter_ns() - started
         return placed
 
-    def _place(self, name: str, array: Array, rows: int) -> Tensor:
-        """Put one output where the server can read it, unless it is there already."""
+    def _place(self, name: str, array: Array, rows: int | None) -> Tensor:
+        """Put one output where the server can read it, unless it is there already. `rows` None: any shape will do."""
         datatype = wire_type(name, array, self._model.datatypes)
-        if self._checks_rows and (not array.ndim or array.shape[0] != rows):
+        if self._checks_rows and rows is not None and (not array.ndim or array.shape[0] != rows):
             raise internal(f"output '{name}' has shape {list(array.shape)}, expected a first dimension of {rows}")
         allocated = self._allocated.get(id(array))
         place = self._places.get(name)
@@ -421,4 +577,10 @@ class Batch:
         return Tensor(name, datatype.name, array.shape, ref)
 
 
+def _is_ragged(tensor: Tensor) -> bool:
+    """Whether an input is flat; one that has the shapes of its requests for another reason has a batch dimension more."""
+    return tensor.item_shapes is not None and len(tensor.shape) == 1
+
+
+_NOBODY: Final = RequestHeader(1)
 UNANSWERED: Final = internal("the backend did not answer this request of the batch")

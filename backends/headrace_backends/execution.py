@@ -15,6 +15,8 @@ import msgspec
 from headrace_backends.api import Backend, ModelContext, ModelDescription
 from headrace_backends.batch import Batch, ModelMemory
 from headrace_backends.calls import ServerCalls
+from headrace_backends.ragged import batch_inputs, scattered_outputs
+from headrace_backends.sequences import SequenceStates
 from headrace_backends.streaming import Outlet, StreamingBatch
 from headrace_protocol.arena import Arena
 from headrace_protocol.datatype import ALL, BY_NAME, DataType
@@ -43,8 +45,13 @@ def model_context(message: Initialize, cores: int, server: ServerCalls | None = 
     )
 
 
-def model_memory(arena: Arena, config: dict[str, Any], description: ModelDescription) -> ModelMemory:
-    """Return what the batches of a loaded model share. Types that the user configured win over the model's own."""
+def model_memory(
+    arena: Arena, config: dict[str, Any], description: ModelDescription, model_directory: Path = Path()
+) -> ModelMemory:
+    """Return what the batches of a loaded model share. Types that the user configured win over the model's own.
+
+    Raises INVALID_ARG where the file of an initial state is no good.
+    """
     if description.replaces and description.config:
         config = {**config, **description.config}
     datatypes: dict[str, DataType] = {spec.name: BY_NAME[spec.datatype] for spec in description.outputs}
@@ -52,7 +59,15 @@ def model_memory(arena: Arena, config: dict[str, Any], description: ModelDescrip
         if output["data_type"] in _BY_CONFIG_NAME:
             datatypes[output["name"]] = _BY_CONFIG_NAME[output["data_type"]]
     decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
-    return ModelMemory(arena, datatypes, batching=config.get("max_batch_size", 0) > 0, decoupled=decoupled)
+    return ModelMemory(
+        arena,
+        datatypes,
+        batching=config.get("max_batch_size", 0) > 0,
+        decoupled=decoupled,
+        batch_inputs=batch_inputs(config),
+        scattered=scattered_outputs(config),
+        sequences=SequenceStates(config, model_directory) if "sequence_batching" in config else None,
+    )
 
 
 def new_batch(message: Execute, model: ModelMemory, outlet: Outlet) -> Batch:
@@ -82,7 +97,7 @@ def ready(description: ModelDescription, slots: int) -> Ready:
         description.outputs,
         description.batching,
         description.config,
-        concurrency=slots,
+        concurrency=min(slots, description.concurrency or slots),
         replaces=description.replaces,
     )
 

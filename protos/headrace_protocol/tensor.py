@@ -39,6 +39,7 @@ class Tensor(msgspec.Struct, array_like=True, frozen=True, gc=False):
     shape: tuple[int, ...]
     ref: TensorRef
     item_shapes: tuple[tuple[int, ...], ...] | None = None
-    """For a ragged input: the shape each request gave, its elements lying one after another in `ref`."""
+    """The shape that each request gave: of a ragged input, whose elements lie one after another (`shape` has one
+    dimension then), and of a padded one where the backend makes other inputs of it."""
     data: bytes = b""
     """The wire form itself where `ref.source` is INLINE: small outputs of a stream."""

@@ -86,7 +86,8 @@ class IdentityBackend:
         if self._decoupled:
             self._stream(batch, delay_s)
             return
-        if self._together and not (self._allowed and any(request.parameters for request in batch.requests)):
+        apart = batch.item_shapes or (self._allowed and any(request.parameters for request in batch.requests))
+        if self._together and not apart:
             if delay_s:
                 _wait(batch, dict.fromkeys(batch.requests, delay_s))
             wanted = self._outputs if batch.wanted is None else batch.wanted

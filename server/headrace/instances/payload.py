@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from headrace.instances.frame import Frame, nonsense, string_row_ends
 from headrace.instances.regions import RequestRegions, Slice, deliver
-from headrace.instances.signature import ModelSignature, PreparedRequest
-from headrace.types import InferenceResponse, OutputTensor
+from headrace.instances.signature import ModelSignature, PreparedRequest, SequencePlace, TensorPlan
+from headrace.instances.unlike import Layout, Part, fill
+from headrace.types import InferenceResponse, InputTensor, OutputTensor
 from headrace_protocol.arena import ALIGNMENT, Arena
 from headrace_protocol.datatype import BYTES, element_count
 from headrace_protocol.errors import ErrorCode, FailureReason, InferError
@@ -22,6 +23,7 @@ from headrace_protocol.messages import Error, Execute, RequestHeader, Response
 from headrace_protocol.tensor import Tensor, TensorRef
 
 _NOWHERE: Final[Mapping[str, Slice]] = {}
+_ALL_ALIKE: Final[Mapping[int, Layout]] = {}
 
 
 class UnreadableInputError(Exception):
@@ -33,6 +35,18 @@ class UnreadableInputError(Exception):
         self.error = error
 
 
+class RescheduledError(InferError):
+    """What a request gets that its backend wants to run once more; an error where the model is not iterative."""
+
+    def __init__(self, model_name: str) -> None:
+        super().__init__(
+            ErrorCode.INVALID_ARG,
+            f"the backend asks for the request to be run again, and model '{model_name}' is not configured for that: "
+            "it needs sequence_batching with iterative_sequence: true",
+            FailureReason.BACKEND,
+        )
+
+
 class Payload:
     """Owns one slice of `arena` between gather and the last release."""
 
@@ -40,6 +54,7 @@ class Payload:
         "_arena",
         "_copied_out",
         "_holders",
+        "_layouts",
         "_offset",
         "copied_in",
         "in_place",
@@ -47,6 +62,7 @@ class Payload:
         "requests",
         "rows",
         "signature",
+        "state_keys",
     )
 
     def __init__(self, signature: ModelSignature, requests: Sequence[PreparedRequest]) -> None:
@@ -57,8 +73,14 @@ class Payload:
         """What the submitter wants back beside each result, in the order of `requests`."""
         self.in_place = requests[0].regions if len(requests) == 1 else None
         """Regions that the backend is to work in; whoever cannot give it these sets None, and all is copied."""
+        unlike = signature.unlike
+        if unlike is not None and unlike.rounds and self.in_place is not None and not self.in_place.is_cuda:
+            self.in_place = None  # what is there may have to be padded
+        self._layouts = _ALL_ALIKE
         self.copied_in = 0
         """Bytes of inputs copied into the arena."""
+        self.state_keys: dict[int, int] = {}
+        """By index of the request: what the shapes of its sequence's state are now; see messages.Responses."""
         self._copied_out = 0
         self._arena: Arena | None = None
         self._offset = 0
@@ -72,11 +94,19 @@ class Payload:
         requests = self.requests
         first = requests[0]
         in_place = self.in_place.inputs if self.in_place is not None else _NOWHERE
+        if self.signature.unlike is not None:
+            self._layouts = self.signature.unlike.layouts(requests, self.rows, in_place=self.in_place is not None)
+        layouts = self._layouts
         sizes = []
         total = 0
         for index, tensor in enumerate(first.inputs):
             if tensor is None or tensor.name in in_place:
                 sizes.append(0)
+                continue
+            if index in layouts:
+                nbytes = layouts[index].nbytes
+                sizes.append(nbytes)
+                total += (nbytes + ALIGNMENT - 1) & -ALIGNMENT
                 continue
             nbytes = len(tensor.data) if tensor.region is None else tensor.region.nbytes
             for request in requests[1:]:
@@ -94,26 +124,22 @@ class Payload:
             tensor = first.inputs[index]
             if tensor is None:
                 continue
-            shape = plan.backend_shape(tensor.shape, self.rows)
+            layout = layouts.get(index)
+            shape = plan.backend_shape(tensor.shape, self.rows) if layout is None else layout.shape
+            item_shapes = None if layout is None else layout.item_shapes
             if tensor.name in in_place:
-                tensors.append(Tensor(plan.name, plan.datatype.name, shape, in_place[tensor.name].ref()))
+                ref = in_place[tensor.name].ref()
+                tensors.append(Tensor(plan.name, plan.datatype.name, shape, ref, item_shapes))
                 continue
-            at = position
-            for number, request in enumerate(requests):
-                source = request.inputs[index]
-                assert source is not None
-                if source.region is None:
-                    end = at + len(source.data)
-                    view[at:end] = source.data
+            try:
+                if layout is not None and layout.pad is not None:
+                    self._fill(layout, plan, view[position : position + nbytes])
                 else:
-                    end = at + source.region.nbytes
-                    try:
-                        request.read_region(source, view[at:end])
-                    except InferError as error:
-                        arena.free(base)
-                        raise UnreadableInputError(number, error) from None
-                at = end
-            tensors.append(Tensor(plan.name, plan.datatype.name, shape, TensorRef(position, nbytes)))
+                    self._copy(index, view, position, requests if layout is None or not layout.single else requests[:1])
+            except UnreadableInputError:
+                arena.free(base)
+                raise
+            tensors.append(Tensor(plan.name, plan.datatype.name, shape, TensorRef(position, nbytes), item_shapes))
             position += (nbytes + ALIGNMENT - 1) & -ALIGNMENT
         self._arena, self._offset = arena, base
         self.copied_in = sum(sizes)
@@ -128,6 +154,32 @@ class Payload:
             self._wanted(),
             TensorRef(base + total, space),
         )
+
+    def _copy(self, index: int, view: memoryview, at: int, requests: Sequence[PreparedRequest]) -> None:
+        """Copy an input of `requests` to `at` and what follows it. Raises UnreadableInputError."""
+        for number, request in enumerate(requests):
+            source = request.inputs[index]
+            assert source is not None
+            if source.region is None:
+                end = at + len(source.data)
+                view[at:end] = source.data
+            else:
+                end = at + source.region.nbytes
+                _read_region(number, request, source, view[at:end])
+            at = end
+
+    def _fill(self, layout: Layout, plan: TensorPlan, target: memoryview) -> None:
+        """Write a padded input of all requests. Raises UnreadableInputError."""
+        given = []
+        for number, request in enumerate(self.requests):
+            source = request.inputs[plan.index]
+            assert source is not None
+            data = memoryview(source.data)
+            if source.region is not None:
+                data = memoryview(bytearray(source.region.nbytes))
+                _read_region(number, request, source, data)
+            given.append((source, data))
+        fill(target, layout, plan, given)
 
     def _wanted(self) -> tuple[str, ...] | None:
         names: dict[str, None] = {}
@@ -188,6 +240,12 @@ class Payload:
                 data = frame.bytes_of(tensor)
                 self._copied_out += len(data)
                 plan = signature.output(tensor)
+                if signature.unlike is not None:
+                    parts = signature.unlike.parts(plan, tensor, data, self.requests, self._layouts)
+                    if parts is not None:
+                        for own, part in zip(outputs, parts, strict=True):
+                            own.append(OutputTensor(plan.name, plan.datatype, *part))
+                        continue
                 shape = plan.client_shape(tensor, self.rows if signature.batches else None)
                 if len(self.requests) == 1:
                     outputs[0].append(OutputTensor(plan.name, plan.datatype, shape, data))
@@ -213,6 +271,8 @@ class Payload:
     def _individual(self, response: Response, frame: Frame) -> InferenceResponse | InferError:
         if response.error is not None:
             return _backend_error(response.error)
+        if response.reschedule:
+            return RescheduledError(self.signature.name)
         request = self.requests[response.request]
         try:
             outputs = self._outputs(response, request.rows if self.signature.batches else None, frame)
@@ -224,6 +284,8 @@ class Payload:
         """Return one response of a decoupled model, which may hold any of its outputs, and any number of rows."""
         if response.error is not None:
             return _backend_error(response.error)
+        if response.reschedule:
+            return RescheduledError(self.signature.name)
         request = self.requests[response.request]
         try:
             outputs = self._outputs(response, None, frame)
@@ -248,8 +310,15 @@ class Payload:
             shape = plan.client_shape(tensor, rows)
             data = frame.bytes_of(tensor)
             self._copied_out += len(data)
+            if self._layouts:
+                shape, data = self._without_padding(plan, tensor, response.request, (shape, data))
             outputs.append(OutputTensor(plan.name, plan.datatype, shape, data))
         return outputs
+
+    def _without_padding(self, plan: TensorPlan, tensor: Tensor, index: int, whole: Part) -> Part:
+        unlike = self.signature.unlike
+        assert unlike is not None
+        return unlike.own_part(plan, tensor, whole[1], self.requests[index], self._layouts) or whole
 
     def _response(
         self,
@@ -293,12 +362,21 @@ class Payload:
                     request.regions.drop()
 
 
+def _read_region(number: int, request: PreparedRequest, source: InputTensor, target: memoryview) -> None:
+    try:
+        request.read_region(source, target)
+    except InferError as error:
+        raise UnreadableInputError(number, error) from None
+
+
 def _backend_error(error: Error) -> InferError:
     return InferError(ErrorCode.__members__.get(error.code, ErrorCode.INTERNAL), error.message, FailureReason.BACKEND)
 
 
 def _header(request: PreparedRequest, in_place: RequestRegions | None) -> RequestHeader:
     original = request.request
+    if request.sequence is not None:
+        return _sequence_header(request, request.sequence, in_place)
     named = original.parameters or original.id or original.correlation_id or request.wanted
     if in_place is None and not (named or original.flags or original.timeout_us):
         return RequestHeader(request.rows)
@@ -311,4 +389,20 @@ def _header(request: PreparedRequest, in_place: RequestRegions | None) -> Reques
         original.timeout_us,
         request.wanted,
         in_place.output_refs() if in_place is not None else (),
+    )
+
+
+def _sequence_header(request: PreparedRequest, place: SequencePlace, in_place: RequestRegions | None) -> RequestHeader:
+    original = request.request
+    return RequestHeader(
+        request.rows,
+        original.id,
+        original.parameters,
+        place.correlation_id,
+        place.flags,
+        original.timeout_us,
+        request.wanted,
+        in_place.output_refs() if in_place is not None else (),
+        place.number,
+        place.slot,
     )

@@ -7,9 +7,10 @@ tensor that a backend returns against the configuration, so that what leaves the
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from headrace.instances.regions import RequestRegions
+from headrace.instances.unlike import UnlikeShapes
 from headrace.repository.model_config import ModelConfig, TensorConfig
 from headrace.types import InferenceRequest, InputTensor, OutputTensor
 from headrace_protocol.arena import ALIGNMENT
@@ -64,14 +65,18 @@ class TensorPlan:
         seen = [next(varying) if dim == -1 else dim for dim in self.reshape]
         return (rows, *seen) if self.batches else tuple(seen)
 
-    def client_shape(self, tensor: Tensor, rows: int | None) -> tuple[int, ...]:
-        """Return the shape that the client sees of an output; raises INTERNAL where the model broke its promise."""
-        shape = tensor.shape
+    def check_datatype(self, tensor: Tensor) -> None:
+        """Raise INTERNAL for an output of another type than the configuration says."""
         if tensor.datatype != self.datatype.name:
             raise _broken(
                 f"output '{self.name}' has the datatype {tensor.datatype}, "
                 f"the model's configuration says {self.datatype.name}"
             )
+
+    def client_shape(self, tensor: Tensor, rows: int | None) -> tuple[int, ...]:
+        """Return the shape that the client sees of an output; raises INTERNAL where the model broke its promise."""
+        shape = tensor.shape
+        self.check_datatype(tensor)
         if not self.batches:
             rest = shape
         elif not shape or (rows is not None and shape[0] != rows):
@@ -96,10 +101,22 @@ class TensorPlan:
         return _broken(f"output '{self.name}' has the shape {list(shape)}, the model's configuration says {expected}")
 
 
+class SequencePlace(NamedTuple):
+    """What a backend is told of a request's sequence."""
+
+    number: int
+    """Of the sequence; never used again for another one in its process."""
+    slot: int
+    """Of the sequence, in its instance."""
+    correlation_id: int | str
+    flags: int
+    """SEQUENCE_START and SEQUENCE_END."""
+
+
 class PreparedRequest:
     """A request that fits its model: `inputs` in the model's order (None = an optional one left out)."""
 
-    __slots__ = ("inputs", "regions", "request", "rows", "shape_key", "wanted")
+    __slots__ = ("inputs", "regions", "request", "rows", "sequence", "shape_key", "wanted")
 
     def __init__(
         self,
@@ -119,6 +136,8 @@ class PreparedRequest:
         """Output names asked for; None = all."""
         self.regions = regions
         """Where those of its tensors lie that are in clients' shared memory; None = none is."""
+        self.sequence: SequencePlace | None = None
+        """Set where a sequence batcher hands it out."""
 
     def read_region(self, tensor: InputTensor, view: memoryview) -> None:
         """Fill `view` with an input that lies in a region. Raises INVALID_ARG where it cannot be read."""
@@ -140,7 +159,10 @@ class ModelSignature:
         self._input_by_name = {plan.name: plan for plan in self.inputs}
         self._output_by_name = {plan.name: plan for plan in self.outputs}
         self._required = sum(not plan.optional for plan in self.inputs)
-        self._one_shape = all(plan.fixed and not plan.optional for plan in self.inputs)
+        unlike = UnlikeShapes(config, self.inputs)
+        self.unlike = unlike if unlike.any else None
+        """How inputs and outputs lie in a batch where that is not row by row; None = all do."""
+        self._one_shape = all(unlike.same_for_all(plan) and not plan.optional for plan in self.inputs)
         self._optional_inputs = self._required < len(self.inputs)
         exact = all(plan.fixed and plan.datatype is not BYTES for plan in self.outputs)
         self._row_bytes = [plan.row_bytes for plan in self.outputs] if exact else []
@@ -172,11 +194,21 @@ class ModelSignature:
             key = object()  # equal to no other: it runs alone
         elif self._one_shape:
             key = None
+        elif self.unlike is not None:
+            key = self._unlike_key(self.unlike, inputs)
         elif self.batches:
             key = tuple([None if tensor is None else tensor.shape[1:] for tensor in inputs])
         else:
             key = tuple([None if tensor is None else tensor.shape for tensor in inputs])
         return PreparedRequest(request, inputs, rows, key, wanted, regions)
+
+    def _unlike_key(self, unlike: UnlikeShapes, inputs: list[InputTensor | None]) -> Hashable:
+        return tuple(
+            [
+                None if tensor is None else unlike.key(plan, tensor)
+                for plan, tensor in zip(self.inputs, inputs, strict=True)
+            ]
+        )
 
     def _wanted(self, request: InferenceRequest) -> tuple[str, ...] | None:
         assert request.outputs is not None

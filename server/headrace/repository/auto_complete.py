@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path, PurePath
 from typing import Final, cast
 
+from headrace.repository.batch_tensors import made_inputs
 from headrace.repository.model_config import ConfigError, Problem
 from headrace.repository.platforms import BY_PLATFORM, ENSEMBLE, KINDS, ModelKind
 from headrace_protocol import datatype
@@ -94,6 +95,8 @@ def complete(
     - Each of inputs and outputs is filled only where it is wholly absent.
     """
     problems = []
+    made = made_inputs(proto)
+    inputs = tuple(spec for spec in inputs if spec.name not in made)
     derived = (() if proto.input else inputs) + (() if proto.output else outputs)
     if derived and proto.max_batch_size > 0 and not _batches(derived, batching, proto.max_batch_size):
         text = (
@@ -145,7 +148,9 @@ def check_against_model(
         declared = {spec.name: spec for spec in inputs}
         for index, tensor in enumerate(proto.input):
             problems += _compare(tensor, declared, f"input[{index}]", proto.max_batch_size)
-        written = {tensor.name for tensor in proto.input}
+        made = made_inputs(proto)
+        problems += _compare_made(made, declared)
+        written = {tensor.name for tensor in proto.input} | made.keys()
         problems += [
             Problem("input", f"the model needs {_tensors([spec])}, which the configuration lacks")
             for spec in inputs
@@ -153,13 +158,37 @@ def check_against_model(
         ]
     if outputs:
         declared = {spec.name: spec for spec in outputs}
+        scattered = {name for scattered in proto.batch_output for name in scattered.target_name}
         for index, output in enumerate(proto.output):
-            problems += _compare(output, declared, f"output[{index}]", proto.max_batch_size)
+            path = f"output[{index}]"
+            problems += _compare(output, declared, path, proto.max_batch_size, any_shape=output.name in scattered)
+    return problems
+
+
+def _compare_made(made: dict[str, tuple[pb.DataType, int]], declared: dict[str, TensorSpec]) -> list[Problem]:
+    """Compare the inputs that are made for each batch with those that the model has."""
+    problems = []
+    for name, (data_type, rank) in made.items():
+        spec = declared.get(name)
+        if spec is None:
+            text = f"the model has no {name!r}, it has {_tensors(list(declared.values()))}"
+        elif datatype.BY_NUMBER[data_type].name != spec.datatype:
+            text = f"the model's {name!r} is {spec.datatype}, got {pb.DataType.Name(data_type)}"
+        elif len(spec.shape) != rank:
+            text = f"the model's {name!r} has {len(spec.shape)} dimensions {list(spec.shape)}, what is made has {rank}"
+        else:
+            continue
+        problems.append(Problem("batch_input", text))
     return problems
 
 
 def _compare(
-    tensor: pb.ModelInput | pb.ModelOutput, declared: dict[str, TensorSpec], path: str, max_batch_size: int
+    tensor: pb.ModelInput | pb.ModelOutput,
+    declared: dict[str, TensorSpec],
+    path: str,
+    max_batch_size: int,
+    *,
+    any_shape: bool = False,
 ) -> list[Problem]:
     spec = declared.get(tensor.name)
     if spec is None:
@@ -172,6 +201,13 @@ def _compare(
         got = pb.DataType.Name(tensor.data_type)
         expected = datatype.BY_NAME[spec.datatype].config_name if spec.datatype in datatype.BY_NAME else spec.datatype
         problems.append(Problem(f"{path}.data_type", f"the model's {tensor.name!r} is {expected}, got {got}"))
+    if any_shape:
+        return problems
+    if isinstance(tensor, pb.ModelInput) and tensor.allow_ragged_batch:
+        if spec.shape != (-1,):
+            text = f"a ragged input reaches the model as [-1], the model's {tensor.name!r} has {list(spec.shape)}"
+            problems.append(Problem(f"{path}.allow_ragged_batch", text))
+        return problems
     reshaped = tensor.HasField("reshape")
     dims = list(tensor.reshape.shape if reshaped else tensor.dims)
     where = f"{path}.reshape.shape" if reshaped else f"{path}.dims"

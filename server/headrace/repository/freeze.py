@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+from headrace.repository.batch_tensors import scattered_outputs
 from headrace.repository.config_text import expanded_parameters
 from headrace.repository.model_config import (
     DynamicBatching,
@@ -14,6 +15,7 @@ from headrace.repository.model_config import (
     TimeoutAction,
     VersionPolicy,
 )
+from headrace.repository.padding import padding_of
 from headrace_protocol import datatype
 from headrace_protocol._generated import model_config_pb2 as pb
 
@@ -39,6 +41,8 @@ def freeze(proto: pb.ModelConfig, model_directory: str = "") -> ModelConfig:
         parameters=MappingProxyType(dict(expanded_parameters(proto, model_directory))),
         metric_tags=MappingProxyType(dict(sorted(proto.metric_tags.items()))),
         proto=proto,
+        scattered=scattered_outputs(proto),
+        padding=padding_of(proto),
     )
 
 

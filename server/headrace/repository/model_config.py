@@ -124,6 +124,34 @@ class VersionPolicy:
     specific: tuple[int, ...] | None = None
 
 
+PadValue = bool | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Dimension `axis` of an output follows dimension `source_axis` of the padded input `source`."""
+
+    axis: int
+    source: str
+    source_axis: int
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """How unlike shapes are made one."""
+
+    values: Mapping[str, PadValue]
+    """The padded inputs, and with what they are padded."""
+    sizes: tuple[int, ...] = ()
+    """Extents to which dimensions are rounded up, ascending; () = the largest of the batch counts."""
+    cuts: Mapping[str, tuple[Cut, ...]] = field(default_factory=dict)
+    """By output."""
+
+    def rounded(self, dim: int) -> int:
+        """Return the smallest size that holds `dim`; `dim` itself where there is none."""
+        return next((size for size in self.sizes if size >= dim), dim)
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """A model's complete configuration. Build it with config_text/normalise, never by hand outside tests."""
@@ -144,6 +172,11 @@ class ModelConfig:
     proto: pb.ModelConfig
     """The normalised message. Read-only by agreement."""
     sequence_batching: SequenceBatching | None = None
+
+    scattered: Mapping[str, str] = field(default_factory=dict)
+    """Outputs that are shared out among the requests of a batch by the shapes of an input: output -> input."""
+    padding: Padding | None = None
+    """How requests of unlike shapes are made to share a batch; None = they are not."""
 
     @cached_property
     def output_by_name(self) -> dict[str, TensorConfig]:

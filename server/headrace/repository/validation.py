@@ -10,7 +10,9 @@ import itertools
 import math
 from typing import Final
 
+from headrace.repository.batch_tensors import batch_tensor_problems
 from headrace.repository.model_config import Problem
+from headrace.repository.padding import padding_problems
 from headrace.repository.platforms import BY_PLATFORM, ENSEMBLE, TENSORRT
 from headrace.repository.tensor_validation import validate_tensors
 from headrace.repository.unsupported import unsupported
@@ -32,6 +34,8 @@ def validate(proto: pb.ModelConfig, *, model_name: str, gpu_count: int = 0, draf
         problems.append(Problem("max_batch_size", f"expected >= 0, got {proto.max_batch_size}"))
     problems += _version_policy(proto.version_policy)
     problems += validate_tensors(proto, draft=draft)
+    problems += batch_tensor_problems(proto, draft=draft)
+    problems += padding_problems(proto, draft=draft)
     if proto.HasField("dynamic_batching"):
         problems += _dynamic_batching(proto, draft=draft)
     problems += _instance_groups(proto, gpu_count)

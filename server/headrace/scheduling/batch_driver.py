@@ -56,6 +56,7 @@ class Pending:
         "result",
         "since_ns",
         "started_ns",
+        "state_key",
     )
 
     def __init__(self, prepared: PreparedRequest, done: Callable[[Outcome], None]) -> None:
@@ -73,6 +74,8 @@ class Pending:
         """Responses of a decoupled model so far."""
         self.since_ns = 0
         """When the last of them came."""
+        self.state_key: int | None = None
+        """What the shapes of its sequence's state are since it ran; None = as before."""
 
 
 class BatchDriver(ABC):
@@ -137,14 +140,18 @@ class BatchDriver(ABC):
             number = process.execute(payload, self._done, self._on_response, instance)
         except ArenaFullError as error:
             if self._instances.busy():
-                self._stalled = batch
+                self._stalled = [*batch, *(self._stalled or ())]
                 return False
+            if len(batch) > 1 and instance is None:  # together they are too large, which is the fault of none
+                half = len(batch) // 2
+                self._stalled = [*batch[half:], *(self._stalled or ())]
+                return self._run(process, batch[:half], now)
             self._statistics.pending -= len(batch)
             for pending in pendings:
                 self._finish_soon(pending, unavailable(f"the tensors do not fit into the model's arena: {error}"))
             return True
         except ProcessGoneError:
-            self._stalled = batch
+            self._stalled = [*batch, *(self._stalled or ())]
             return True
         except UnreadableInputError as error:
             del batch[error.index]
