@@ -7,21 +7,28 @@ is called, while something executes and while nothing does. Knows nothing of soc
 from __future__ import annotations
 
 import itertools
-import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 import msgspec
-import numpy as np
 
 from headrace_backends.batch import Batch, BatchRequest
+from headrace_backends.call_codec import (
+    LATEST,
+    CallRequest,
+    CallResult,
+    CallTensor,
+    check_model,
+    decode_error,
+    decode_response,
+    encode_files,
+    encode_request,
+)
 from headrace_backends.metrics import MetricFamily, MetricKind, MetricRegistry
-from headrace_backends.outputs import FrameSpace, SpillFile
-from headrace_protocol.datatype import BY_NAME, Array, Buffer, DataType, of_numpy, to_numpy
-from headrace_protocol.errors import ErrorCode, InferError, cancelled, internal, invalid, unavailable
+from headrace_backends.outputs import FrameSpace
+from headrace_protocol.errors import InferError, cancelled, invalid, unavailable
 from headrace_protocol.messages import (
     LOAD,
     MAX_CALLS,
@@ -36,60 +43,13 @@ from headrace_protocol.messages import (
     ControlResult,
     DefineFamily,
     Error,
-    Parameter,
 )
-from headrace_protocol.messages import Call as CallMessage
-from headrace_protocol.tensor import INLINE, Tensor, TensorRef
 
-LATEST: Final = -1
-"""Version of a model that stands for the one the server chooses."""
+__all__ = ["LATEST", "Call", "CallRequest", "CallResult", "CallTensor", "NoServer", "ServerCalls", "Wire"]
+
 _READ_AT_ONCE: Final = 16
 """Responses of a stream that are read before the server is told."""
 _READ_BYTES: Final = 1 << 20
-_MAP_BYTES: Final = 1 << 20
-"""Bytes of responses in a descriptor from which on it is mapped, not read: a mapping keeps a descriptor open."""
-
-
-class CallTensor(NamedTuple):
-    """A tensor that a call brings or gets."""
-
-    name: str
-    array: Array
-    """BYTES: any elements that BYTES outputs may have; those that came are bytes. What came is the caller's to change."""
-    datatype: DataType | None = None
-    """None = by the array's own type. BF16 has to be named: its elements are uint16 here. Always set in what came."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallRequest:
-    """A request to a model of this server."""
-
-    model: str
-    inputs: Sequence[CallTensor]
-    version: int = LATEST
-    outputs: Sequence[str] | None = None
-    """Names of the outputs that are wanted; None = all."""
-    id: str = ""
-    correlation_id: int | str = 0
-    flags: int = 0
-    """1 = sequence start, 2 = sequence end."""
-    timeout_us: int = 0
-    """Microseconds that it may wait in the model's queue, where the model lets requests say so; 0 = its own limit."""
-    priority: int = 0
-    parameters: Mapping[str, Parameter] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CallResult:
-    """One response to a call. An error is the last one."""
-
-    outputs: tuple[CallTensor, ...] = ()
-    parameters: Mapping[str, Parameter] | None = None
-    error: InferError | None = None
-    final: bool = True
-    """Whether no response follows."""
-    empty: bool = False
-    """Whether it says nothing but that a stream has come to its end."""
 
 
 class Wire(Protocol):
@@ -274,13 +234,15 @@ class ServerCalls:
         state = _State(next(self._numbers), decoupled=decoupled, on_behalf=waits)
         state.on_arrival = on_arrival
         with FrameSpace() as space:
-            inputs = tuple(_place(space, tensor) for tensor in request.inputs)
-            message = _message(request, state, inputs)
+            batch = 0 if waits is None else waits.number if isinstance(waits, Batch) else waits._batch.number
+            message = encode_request(request, space, state.number, batch, decoupled=decoupled)
             self._calls[state.number] = state
             try:
                 self._wire.send([message], space.descriptors())
-            except BaseException:
+            except BaseException as error:
                 self._calls.pop(state.number, None)
+                if isinstance(error, (TypeError, ValueError, OverflowError)):
+                    raise invalid(f"a call to model '{request.model}' cannot be sent: {error}") from error
                 raise
         call = Call(self, state)
         if self._closed is not None:
@@ -298,7 +260,10 @@ class ServerCalls:
         directory, which then stands for the repository's; with or without the prefix "file:". Raises InferError as the
         repository API does, and UNAVAILABLE in `initialize`.
         """
-        spill, refs = _spill(files or {})
+        check_model(model)
+        if not isinstance(config, str):
+            raise invalid(f"a configuration is JSON text, not of type {type(config).__name__}")
+        spill, refs = encode_files(files or {})
         try:
             self._control(
                 lambda number: Control(number, LOAD, model, config=config, files=refs),
@@ -310,10 +275,14 @@ class ServerCalls:
 
     def unload(self, model: str, *, unload_dependents: bool = False) -> None:
         """Stop serving a model; requests in it end in peace. Blocks until it takes none. Raises as `load`."""
+        check_model(model)
         self._control(lambda number: Control(number, UNLOAD, model, unload_dependents=unload_dependents))
 
     def ready(self, model: str, version: int = LATEST) -> bool:
         """Return whether the model would serve a request now; False for one that is not there. Blocks."""
+        check_model(model)
+        if not isinstance(version, int):
+            raise invalid(f"a version is {version!r}, expected an integer")
         return bool(self._control(lambda number: Control(number, READY, model, version)))
 
     # --- metrics --------------------------------------------------------------------------------------------------
@@ -344,7 +313,7 @@ class ServerCalls:
             return  # it was cancelled meanwhile
         if message.final:
             self._calls.pop(message.number, None)
-        state.put(_result(message, descriptors))
+        state.put(decode_response(message, descriptors))
 
     def on_control_result(self, message: ControlResult) -> None:
         """Take the answer to a control."""
@@ -403,7 +372,7 @@ class ServerCalls:
         self._wire.read_until(lambda: not answer.empty())
         result = answer.get()
         if result.error is not None:
-            raise _error(result.error)
+            raise decode_error(result.error)
         return result.value
 
     def _define(self, name: str, description: str, kind: MetricKind) -> int:
@@ -413,82 +382,3 @@ class ServerCalls:
 
     def _read_metric(self, series: int) -> float:
         return self._control(lambda number: Control(number, READ_METRIC, series=series))
-
-
-def _message(request: CallRequest, state: _State, inputs: tuple[Tensor, ...]) -> CallMessage:
-    waits = state.on_behalf
-    return CallMessage(
-        state.number,
-        request.model,
-        request.version,
-        inputs,
-        0 if waits is None else waits.number if isinstance(waits, Batch) else waits._batch.number,
-        state.decoupled,
-        None if request.outputs is None else tuple(request.outputs),
-        request.id,
-        dict(request.parameters) if request.parameters else None,
-        request.correlation_id,
-        request.flags,
-        request.timeout_us,
-        request.priority,
-    )
-
-
-def _place(space: FrameSpace, tensor: CallTensor) -> Tensor:
-    array = tensor.array
-    if not isinstance(array, np.ndarray):
-        raise invalid(f"input '{tensor.name}' is of type {type(array).__name__}, expected a numpy array")
-    natural = of_numpy(array.dtype)
-    datatype = natural if tensor.datatype is None else tensor.datatype
-    if natural is None or datatype is None or datatype.numpy != natural.numpy:
-        expected = "which is no tensor datatype" if datatype is None else f"which is not {datatype.name}"
-        raise invalid(f"input '{tensor.name}' has numpy type {array.dtype}, {expected}")
-    return space.place(tensor.name, array, {tensor.name: datatype})
-
-
-def _spill(files: Mapping[str, bytes]) -> tuple[SpillFile | None, tuple[tuple[str, TensorRef], ...]]:
-    """Write the contents of files into memory that travels with a message."""
-    if not files:
-        return None, ()
-    spill = SpillFile()
-    refs = []
-    for path, content in files.items():
-        if content:
-            mapping, offset = spill.reserve(len(content))
-            mapping[:] = content
-        else:
-            offset = 0
-        refs.append((path.removeprefix("file:"), TensorRef(offset, len(content), 0)))
-    return spill, tuple(refs)
-
-
-def _result(message: CallResponse, descriptors: Sequence[int]) -> CallResult:
-    if message.error is not None:
-        return CallResult(error=_error(message.error))
-    try:
-        memory = _contents(descriptors[0]) if descriptors else memoryview(b"")
-        outputs = tuple(_tensor(tensor, memory) for tensor in message.outputs)
-    except (OSError, InferError) as error:
-        text = error.message if isinstance(error, InferError) else str(error)
-        return CallResult(error=internal(f"the response of the model cannot be read: {text}"), final=message.final)
-    return CallResult(outputs, message.parameters, None, message.final, message.empty)
-
-
-def _contents(descriptor: int) -> memoryview:
-    """Return the bytes of a response's descriptor, private to this process: what is written to them is nobody's."""
-    size = os.fstat(descriptor).st_size
-    if size >= _MAP_BYTES:
-        return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY))
-    buffer = bytearray(size)
-    os.preadv(descriptor, [buffer], 0)
-    return memoryview(buffer)
-
-
-def _tensor(tensor: Tensor, memory: memoryview) -> CallTensor:
-    ref, datatype = tensor.ref, BY_NAME[tensor.datatype]
-    data: Buffer = bytearray(tensor.data) if ref.source == INLINE else memory[ref.offset : ref.offset + ref.nbytes]
-    return CallTensor(tensor.name, to_numpy(datatype, tensor.shape, data), datatype)
-
-
-def _error(error: Error) -> InferError:
-    return InferError(ErrorCode.__members__.get(error.code, ErrorCode.INTERNAL), error.message)

@@ -156,6 +156,8 @@ class MetricRegistry:
 
     def family(self, name: str, description: str, kind: MetricKind) -> MetricFamily:
         """See ServerCalls.metric_family."""
+        if not isinstance(name, str) or not isinstance(description, str):
+            raise invalid("the name and the description of metrics are strings")
         if kind not in {"counter", "gauge", "histogram"}:
             raise invalid(f"metric '{name}' is of the unknown kind '{kind}'")
         with self._defining:
