@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 from headrace_backends.batch import Batch, BatchRequest
 from headrace_backends.calls import Call, CallRequest, CallResult, CallTensor, ServerCalls
+from headrace_backends.sequences import EndedSequence
 from headrace_backends.streaming import StreamResponse, send_many
 from headrace_protocol.tensor import TensorSpec
 
@@ -24,6 +25,7 @@ __all__ = [
     "CallRequest",
     "CallResult",
     "CallTensor",
+    "EndedSequence",
     "ModelContext",
     "ModelDescription",
     "ServerCalls",
@@ -79,12 +81,19 @@ class ModelDescription:
     """Whether the model can batch along its first dimension; None = not known."""
     config: dict[str, Any] | None = None
     """Configuration fields to add where the user gave none (JSON-ready)."""
+    concurrency: int | None = None
+    """How many instances this process can serve, where that is fewer than it was asked to; others get processes too."""
     replaces: bool = False
     """Whether the fields of `config` stand for what the user gave: the backend has seen that, and kept to it."""
 
 
 class Backend(Protocol):
-    """A way to run models. One instance serves one model version on one device, in a process of its own."""
+    """A way to run models. One instance serves one model version on one device, in a process of its own.
+
+    It may have a method `end_sequence(sequence: EndedSequence) -> None`. That is told of each sequence that ends though
+    none of its requests had the end flag: it was idle for too long, cancelled, or started anew. No request of it runs
+    then, and the next one in its slot is another's; those of other sequences may run, and it must not block.
+    """
 
     fork_safe: ClassVar[bool]
     """Whether the module may be imported once and then forked for every model (on CPU)."""

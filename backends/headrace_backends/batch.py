@@ -421,9 +421,7 @@ class Batch:
         if self._model.batch_inputs:
             self._make_inputs()
         if self._sequences is not None:
-            made = self._sequences.expand(self.inputs) if self._sequences.sparse else {}
-            for name, array in (made | self._sequences.made_inputs(list(self.inputs))).items():
-                self.inputs.make(name, array)
+            self._make_sequence_inputs(self._sequences)
         outputs = self._message.requests[0].regions if self._message.requests else ()
         if outputs:
             self._places = self._model.regions.places(outputs)
@@ -439,6 +437,15 @@ class Batch:
             array = made.make(shapes, made.datatype)
             for name in made.targets:
                 self.inputs.make(name, array)
+
+    def _make_sequence_inputs(self, sequences: BatchSequences) -> None:
+        names = list(self.inputs)
+        if sequences.sparse:
+            given = {name: self.inputs[name] for name in names if name not in self._model.made}
+            for name, array in sequences.expand(given).items():
+                self.inputs.make(name, array)
+        for name, array in sequences.made_inputs(names).items():
+            self.inputs.make(name, array)
 
     def cancel(self, request: int) -> None:
         """Note that nobody waits for `request` (or ALL_REQUESTS) and tell the backend. For another thread to call."""

@@ -28,6 +28,7 @@ from headrace_backends.calls import ServerCalls
 from headrace_backends.channel import Channel
 from headrace_backends.discovery import load_backend
 from headrace_backends.relief import ReliefTimer
+from headrace_backends.sequences import EndedSequence
 from headrace_backends.streaming import StreamingBatch
 from headrace_protocol.arena import Arena
 from headrace_protocol.errors import InferError, invalid, unavailable
@@ -39,6 +40,7 @@ from headrace_protocol.messages import (
     Cancel,
     ControlResult,
     DetachRegion,
+    EndSequences,
     Execute,
     Finalize,
     Flow,
@@ -113,7 +115,7 @@ class Runner:
                     threading.Thread(target=self._serve, name=f"headrace-slot-{number}", daemon=True).start()
             context = execution.model_context(message, execution.available_cores(), self._server)
             self._backend, description = execution.initialize(factory, context)
-            self._model = execution.model_memory(self._arena, message.config, description)
+            self._model = execution.model_memory(self._arena, message.config, description, context.model_directory)
             self._send_ready(execution.ready(description, self._slots))
         except InferError as error:
             self._send_ready(execution.refusal(error))
@@ -291,8 +293,18 @@ class Runner:
             if not descriptors and not message.cuda_handle:
                 raise ProtocolError("AttachRegion came without the object's descriptor")
             self._model.regions.attach(message, descriptors)
+        elif isinstance(message, EndSequences):
+            if self._model.sequences is not None:
+                self._end_sequences(self._model.sequences.end(message.sequences))
         elif isinstance(message, DetachRegion):
             self._model.regions.detach(message.number)
+
+    def _end_sequences(self, ended: Sequence[EndedSequence]) -> None:
+        """Tell the backend, if it wants to know."""
+        told = getattr(self._backend, "end_sequence", None)
+        if told is not None:
+            for sequence in ended:
+                _tell("end a sequence", partial(told, sequence))
 
     def _find(self, number: int) -> Batch | None:
         with self._state:

@@ -81,7 +81,7 @@ class StreamingBatch(Batch):
                 raise internal(
                     f"output '{name}' has shape {list(array.shape)}, expected a first dimension of {self.rows}"
                 )
-        whole = len(self._message.requests) == 1
+        whole = len(self.requests) == 1
         send_many(
             [
                 StreamResponse(
@@ -111,7 +111,13 @@ class StreamingBatch(Batch):
             left = sorted(self._unfinished if error is not None else self._unfinished - self._deferred)
             self._unfinished.difference_update(left)
         responses = tuple(self._ending(index, error) for index in left)
-        return Responses(self._message.batch, None, responses) if responses else None, []
+        for response in responses:
+            self._end_in_sequence(response)
+        return self._responses(responses) if responses else None, []
+
+    def _responses(self, responses: tuple[Response, ...]) -> Responses:
+        states = () if self._sequences is None else self._sequences.take_keys()
+        return Responses(self._message.batch, None, responses, states)
 
     def _ending(self, index: int, error: InferError | None) -> Response:
         """Return the last response of a request that its backend did not end."""
@@ -164,10 +170,13 @@ class StreamingBatch(Batch):
             if not part.final:
                 raise internal("a response without outputs that is not final")
             return Response(index, parameters=part.parameters, empty=True)
+        given = part.outputs
+        if self._sequences is not None:
+            given = self._sequences.take(index, given, partial=True)
         wanted = self._message.outputs if part.request.wanted is None else part.request.wanted
         outputs = tuple(
             space.place(name, array, self._model.datatypes)
-            for name, array in part.outputs.items()
+            for name, array in given.items()
             if wanted is None or name in wanted
         )
         return Response(index, outputs, None, part.parameters, part.final)
@@ -176,6 +185,11 @@ class StreamingBatch(Batch):
         self._begun.add(response.request)
         if response.final:
             self._unfinished.discard(response.request)
+            self._end_in_sequence(response)
+
+    def _end_in_sequence(self, response: Response) -> None:
+        if self._sequences is not None:
+            self._sequences.keep(response.request, failed=response.error is not None)
 
 
 def send_many(responses: Sequence[StreamResponse]) -> None:
@@ -191,6 +205,8 @@ def send_many(responses: Sequence[StreamResponse]) -> None:
             batch = part.request._batch
             if not isinstance(batch, StreamingBatch):
                 raise batch._not_decoupled()
+            if not part.request.ready:
+                continue
             if not part.request.cancelled:
                 parts.append((batch, batch._response(part, space)))
             elif part.final:
@@ -214,7 +230,7 @@ def _send(parts: Sequence[tuple[StreamingBatch, Response]], descriptors: Sequenc
             by_batch.setdefault(batch, []).append(response)
         for batch, response in parts:
             batch._note(response)
-        outlet.send([Responses(batch.number, None, tuple(own)) for batch, own in by_batch.items()], descriptors)
+        outlet.send([batch._responses(tuple(own)) for batch, own in by_batch.items()], descriptors)
     for batch in by_batch:
         if not batch.open:
             outlet.closed(batch)

@@ -147,6 +147,7 @@ class _Metrics:
                 restarts=model.restarts,
                 tags=model.config.metric_tags,
                 cached=model.cached,
+                sequences=None if model.sequences is None else (model.sequences.active, model.sequences.backlog),
                 processes=[BackendProcess(str(number), pid) for number, pid in enumerate(model.pids())],
             )
 

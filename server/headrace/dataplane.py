@@ -17,6 +17,7 @@ from headrace.scheduling.batch_driver import Outcome
 from headrace.shared_memory import RegionTable
 from headrace.types import (
     LATEST,
+    SEQUENCE_START,
     InferenceRequest,
     InferenceResponse,
     ModelMetadata,
@@ -34,6 +35,7 @@ MAX_UNREAD_BYTES: Final = 16 << 20
 
 EXTENSIONS = (
     "classification",
+    "sequence",
     "model_repository",
     "schedule_policy",
     "model_configuration",
@@ -171,6 +173,8 @@ class RegistryDataPlane:
         self.requests = 0
         """Inference requests begun."""
         self._inflight = 0
+        self._sequenced = 0
+        """Models with sequences in them."""
         self._idle: Callable[[], None] | None = None
 
     # --- health and metadata --------------------------------------------------------------------------------------
@@ -274,12 +278,41 @@ class RegistryDataPlane:
         return self._registry.get(name, version).pool
 
     def _acquire(self, request: InferenceRequest) -> ServedModel:
+        if request.correlation_id and not request.flags & SEQUENCE_START:
+            found = self._continued(request)
+            if found is not None:
+                return found
         if self._exiting and not request.nested:
             raise unavailable("the server is shutting down")
         model = self._registry.acquire(request.model_name, request.model_version)
         self.requests += 1
         self._inflight += 1
+        sequences = model.sequences
+        if sequences is not None and sequences.on_occupied is None:
+            sequences.on_occupied = partial(self._occupied, model)
         return model
+
+    def _continued(self, request: InferenceRequest) -> ServedModel | None:
+        """Lease the model in which the sequence of a request is under way, though it be replaced or unloaded."""
+
+        def fits(model: ServedModel) -> bool:
+            return model.sequences is not None and model.sequences.holds(request.correlation_id)
+
+        model = self._registry.acquire_where(request.model_name, request.model_version, fits)
+        if model is not None:
+            self.requests += 1
+            self._inflight += 1
+        return model
+
+    def _occupied(self, model: ServedModel, occupied: bool) -> None:
+        """Keep a model for as long as there are sequences in it, which may have requests yet to come."""
+        if occupied:
+            self._registry.hold(model)
+            self._sequenced += 1
+        else:
+            self._registry.release(model)
+            self._sequenced -= 1
+            self._tell_idle()
 
     def _refused(
         self, model: ServedModel, request: InferenceRequest, regions: RequestRegions | None, error: BaseException
@@ -313,13 +346,19 @@ class RegistryDataPlane:
     def _ended(self, model: ServedModel) -> None:
         self._registry.release(model)
         self._inflight -= 1
-        if not self._inflight and self._idle is not None:
+        self._tell_idle()
+
+    def _tell_idle(self) -> None:
+        if not self._inflight and not self._sequenced and self._idle is not None:
             self._idle()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuse new requests and wait for those that run; return whether all ended in time."""
+        """Refuse new requests and wait for those that run, and for sequences; return whether all requests ended in time.
+
+        A sequence may go on meanwhile, and ends when it is idle for too long.
+        """
         self._exiting = True
-        if not self._inflight:
+        if not self._inflight and not self._sequenced:
             return True
         idle = asyncio.Event()
         self._idle = idle.set
@@ -327,7 +366,7 @@ class RegistryDataPlane:
             async with asyncio.timeout(timeout_s):
                 await idle.wait()
         except TimeoutError:
-            return False
+            return not self._inflight
         return True
 
 

@@ -91,6 +91,9 @@ class OnnxSignature:
     ) -> None:
         configured_inputs = {tensor["name"]: tensor for tensor in config.get("input", ())}
         configured_outputs = {tensor["name"]: tensor for tensor in config.get("output", ())}
+        states = {tensor["output_name"]: tensor for tensor in config.get("sequence_batching", {}).get("state", ())}
+        if configured_outputs:
+            configured_outputs = {**states, **configured_outputs}
         self.inputs: Final = {arg.name: OnnxTensor(arg) for arg in inputs}
         # Old models list every weight as an input with a default: such inputs exist only where the user names them.
         self.inputs.update(

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from headrace.instances.arenas import ArenaTable
 from headrace.instances.channel import BackendChannel
 from headrace.instances.payload import Payload
 from headrace.instances.process import Child
@@ -23,6 +24,7 @@ from headrace_protocol.framing import server_framer
 from headrace_protocol.messages import (
     BatchDone,
     Cancel,
+    EndSequences,
     Error,
     Finalize,
     Flow,
@@ -80,6 +82,7 @@ class ModelProcess:
         on_ended: Callable[[str], None],
         on_log: Callable[[str, str], None],
         services: ModelServices | None = None,
+        arenas: ArenaTable | None = None,
     ) -> None:
         try:
             self._arena = Arena.create(arena_bytes)
@@ -87,6 +90,9 @@ class ModelProcess:
             child.kill()
             child.socket.close()
             raise
+        self._arenas = arenas
+        if arenas is not None:
+            arenas.add(self._arena)
         self.pid = child.pid
         self.free: list[int] = []
         """Instances that run nothing now."""
@@ -189,6 +195,10 @@ class ModelProcess:
         """Send a frame that concerns no batch; the descriptors stay the caller's."""
         self._channel.send(messages, descriptors)
 
+    def end_sequences(self, numbers: Sequence[int]) -> None:
+        """Tell the backend of sequences that get no further request."""
+        self._channel.send([EndSequences(tuple(numbers))])
+
     def ping(self, nonce: int) -> None:
         """Ask for a sign of life; `last_pong` becomes `nonce`."""
         self._channel.send([Ping(nonce)])
@@ -259,6 +269,8 @@ class ModelProcess:
         running = self._running.get(message.batch)
         if running is None:
             raise InferError(ErrorCode.INTERNAL, f"responses for the batch {message.batch}, which does not run")
+        if message.states:
+            running.payload.state_keys.update(message.states)
         if running.on_response is not None:
             self._on_streamed(message, running, descriptors)
             return
@@ -340,6 +352,8 @@ class ModelProcess:
         if not self._ready.done():
             self._ready.set_result(_died(reason))
         running, self._running = self._running, {}
+        if self._arenas is not None:
+            self._arenas.remove(self._arena)
         self._arena.close()
         self._attachments.close()
         what = "the request was cut off" if self._stopping else "the backend process failed while it ran this request"
@@ -348,6 +362,8 @@ class ModelProcess:
             if entry.on_response is not None:
                 for index in sorted(entry.open - entry.refused):
                     entry.on_response(entry.payload, index, error)
+                if not entry.executed:
+                    entry.on_done(entry.payload, (), None)
             else:
                 for result in entry.results or ():
                     if isinstance(result, InferenceResponse):

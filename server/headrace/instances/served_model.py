@@ -18,6 +18,8 @@ from headrace.scheduling.cached_driver import CachedDriver
 from headrace.scheduling.driver import Driver, SchedulerDriver
 from headrace.scheduling.factory import make_scheduler
 from headrace.scheduling.ordering import OrderedRelease
+from headrace.scheduling.sequence import SequenceBatcher
+from headrace.scheduling.sequence_driver import InstancePlace, SequenceDriver
 from headrace_protocol.errors import unavailable
 
 
@@ -38,6 +40,10 @@ class InstancePool:
             if process is not None and len(process.free) > most:
                 best, most = process, len(process.free)
         return best
+
+    def places(self) -> list[InstancePlace]:
+        """Return every instance, of whichever process its supervisor has."""
+        return [InstancePlace(supervisor, slot) for supervisor in self.supervisors for slot in range(supervisor.slots)]
 
     def busy(self) -> int:
         """Return how many batches run now."""
@@ -82,6 +88,29 @@ class ServedModel:
         self.accepting = True
         """Whether a request may join the queue: also while a process is being started again, until all are given up."""
         self.cached: Final = cache is not None
+        self.sequences: Final = self._sequence_driver(clock) if config.sequence_batching is not None else None
+        """The driver, where the model takes sequences."""
+        self.driver: Final[Driver] = self.sequences or self._request_driver(clock, cache, identity)
+
+    def _sequence_driver(self, clock: Clock) -> SequenceDriver:
+        config, settings = self.config, self.config.sequence_batching
+        assert settings is not None
+        places = self.pool.places()
+        ordering = OrderedRelease() if settings.preserve_ordering and not config.decoupled else None
+        return SequenceDriver(
+            SequenceBatcher(settings, config.max_batch_size, len(places), config.name, ordering),
+            places,
+            self.pool,
+            self.signature,
+            self.statistics,
+            clock,
+            ordering,
+            decoupled=config.decoupled,
+            iterative=settings.iterative,
+        )
+
+    def _request_driver(self, clock: Clock, cache: ResponseCache | None, identity: bytes) -> Driver:
+        config, pool = self.config, self.pool
         batching = config.dynamic_batching
         ordered = batching is not None and batching.preserve_ordering and not config.decoupled
         ordering = OrderedRelease() if ordered else None
@@ -94,11 +123,9 @@ class ServedModel:
             ordering if cache is None else None,
             decoupled=config.decoupled,
         )
-        self.driver: Final[Driver] = (
-            driver
-            if cache is None
-            else CachedDriver(driver, cache, lambda: identity, self.signature, self.statistics, clock, ordering)
-        )
+        if cache is None:
+            return driver
+        return CachedDriver(driver, cache, lambda: identity, self.signature, self.statistics, clock, ordering)
 
     @property
     def ready(self) -> bool:

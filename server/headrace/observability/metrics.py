@@ -64,6 +64,8 @@ class ModelMetrics:
     tags: Mapping[str, str] = field(default_factory=dict)
     """metric_tags of its configuration; label `_<key>` each."""
     processes: Sequence[BackendProcess] = ()
+    sequences: tuple[int, int] | None = None
+    """Sequences that have a slot, and that wait for one; None where the model takes none."""
     cached: bool = False
     """Whether its answers are kept in the response cache."""
 
@@ -158,6 +160,11 @@ class ModelSeries:
             ("headrace_queue_depth", "Requests waiting in the model's queue", model.queue_depth),
         ):
             self._snapshot.gauge(name, help_text, labels, value)
+        if model.sequences is not None:
+            active, backlog = model.sequences
+            self._snapshot.gauge("headrace_sequences_active", "Sequences that have a slot of the model", labels, active)
+            help_text = "Sequences that wait for a slot of the model"
+            self._snapshot.gauge("headrace_sequences_backlog", help_text, labels, backlog)
         help_text = "Restarts of the model's backend processes since its load"
         self._snapshot.counter("headrace_backend_restarts_total", help_text, labels, model.restarts)
 

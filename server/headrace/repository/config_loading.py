@@ -19,8 +19,10 @@ from headrace.repository.labels import check_label_files
 from headrace.repository.model_config import ConfigError, ModelConfig, Problem
 from headrace.repository.normalise import NormaliseSettings, normalise
 from headrace.repository.proto_json import from_dict, to_dict
+from headrace.repository.sequence_validation import check_sequence_tensors, shown_to_clients
 from headrace.repository.unsupported import ignored
 from headrace.repository.validation import validate
+from headrace.repository.warm_up_validation import check_warm_up_files
 from headrace_protocol._generated import model_config_pb2 as pb
 from headrace_protocol.messages import Ready
 
@@ -97,7 +99,7 @@ def draft_config(
         raise ConfigError([Problem("", f"there is no {CONFIG_FILE}, and auto-completion is off")])
     normalise(proto, model_name=model_name, server=NormaliseSettings(completion.gpu_count))
     problems = validate(proto, model_name=model_name, gpu_count=completion.gpu_count, draft=completion.auto_complete)
-    _raise_if(problems + check_label_files(proto, model_directory))
+    _raise_if(problems + check_label_files(proto, model_directory) + check_warm_up_files(proto, model_directory))
     return freeze(proto, str(model_directory))
 
 
@@ -123,8 +125,7 @@ def finish_config(
         problems += _adopt(proto, given, ready.config or {}, replaces=ready.replaces)
         problems += complete(
             proto,
-            ready.inputs,
-            ready.outputs,
+            *shown_to_clients(proto, ready.inputs, ready.outputs),
             ready.batching,
             default_max_batch_size=completion.default_max_batch_size,
             max_batch_size_given="max_batch_size" in given,
@@ -133,8 +134,11 @@ def finish_config(
     normalise(proto, model_name=model_name, server=NormaliseSettings(completion.gpu_count))
     problems += validate(proto, model_name=model_name, gpu_count=completion.gpu_count)
     problems += check_label_files(proto, model_directory)
+    problems += check_warm_up_files(proto, model_directory)
     if not problems:
-        problems = check_against_model(proto, ready.inputs, ready.outputs)
+        inputs, _ = shown_to_clients(proto, ready.inputs, ready.outputs)
+        problems = check_against_model(proto, inputs, ready.outputs)
+        problems += check_sequence_tensors(proto, ready.inputs, ready.outputs)
     _raise_if(problems)
     return freeze(proto, str(model_directory)), notes + ignored(proto)
 

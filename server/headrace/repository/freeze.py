@@ -16,6 +16,7 @@ from headrace.repository.model_config import (
     VersionPolicy,
 )
 from headrace.repository.padding import padding_of
+from headrace.repository.sequence_settings import sequence_settings
 from headrace_protocol import datatype
 from headrace_protocol._generated import model_config_pb2 as pb
 
@@ -41,6 +42,7 @@ def freeze(proto: pb.ModelConfig, model_directory: str = "") -> ModelConfig:
         parameters=MappingProxyType(dict(expanded_parameters(proto, model_directory))),
         metric_tags=MappingProxyType(dict(sorted(proto.metric_tags.items()))),
         proto=proto,
+        sequence_batching=sequence_settings(proto),
         scattered=scattered_outputs(proto),
         padding=padding_of(proto),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, Generic
 
@@ -90,6 +90,21 @@ class ModelRegistry(Generic[M]):
                     found.leases += 1
                     return model
         raise self._refusal(name, version)
+
+    def acquire_where(self, name: str, version: int, fits: Callable[[M], bool]) -> M | None:
+        """Lease a copy of a model that `fits`, be it one that only waits for its last requests; None = there is none."""
+        tracked = self._models.get(name)
+        for copy in tracked.loaded() if tracked is not None else ():
+            if version in (LATEST, copy.version) and copy.served.accepting and fits(copy.served):
+                copy.leases += 1
+                return copy.served
+        return None
+
+    def hold(self, model: M) -> None:
+        """Lease a model once more; `release` must follow. Whoever asks has a lease on it."""
+        copy = self._copies.get(id(model))
+        if copy is not None:
+            copy.leases += 1
 
     def release(self, model: M) -> None:
         """Give a lease back. An unload that waits for it goes on."""

@@ -125,6 +125,10 @@ class TrackedModel(Generic[M]):
 
     # What is
 
+    def loaded(self) -> Iterable[Copy[M]]:
+        """Return the copies that serve, or wait for their last requests."""
+        return [copy for copy in self._copies.values() if copy.model is not None and (copy.leases or not copy.draining)]
+
     def status(self, version: int) -> VersionStatus | None:
         """Return a version's state as a request would meet it now; None if the model has no such version."""
         copy = self.serving.get(version)

@@ -13,9 +13,7 @@ from headrace.repository.model_config import Problem
 from headrace_protocol._generated import model_config_pb2 as pb
 
 UNSUPPORTED: Final = {
-    "sequence_batching": "stateful sequences are not served yet",
     "ensemble_scheduling": "ensembles are not served yet",
-    "model_warmup": "warm-up requests are not run yet",
     "model_repository_agents": "repository agents are not supported yet",
     "model_operations.op_library_filename": "custom operator libraries are not loaded yet",
     "instance_group[].rate_limiter": "the rate limiter is not supported yet",

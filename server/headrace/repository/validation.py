@@ -14,8 +14,10 @@ from headrace.repository.batch_tensors import batch_tensor_problems
 from headrace.repository.model_config import Problem
 from headrace.repository.padding import padding_problems
 from headrace.repository.platforms import BY_PLATFORM, ENSEMBLE, TENSORRT
+from headrace.repository.sequence_validation import validate_sequences
 from headrace.repository.tensor_validation import validate_tensors
 from headrace.repository.unsupported import unsupported
+from headrace.repository.warm_up_validation import validate_warm_up
 from headrace_protocol._generated import model_config_pb2 as pb
 
 MAX_INSTANCES: Final = 1024
@@ -38,8 +40,11 @@ def validate(proto: pb.ModelConfig, *, model_name: str, gpu_count: int = 0, draf
     problems += padding_problems(proto, draft=draft)
     if proto.HasField("dynamic_batching"):
         problems += _dynamic_batching(proto, draft=draft)
+    if proto.HasField("sequence_batching"):
+        problems += validate_sequences(proto, draft=draft)
     problems += _instance_groups(proto, gpu_count)
     problems += _model_metrics(proto.model_metrics)
+    problems += validate_warm_up(proto, draft=draft)
     if proto.response_cache.enable:
         problems += _response_cache(proto)
     problems += unsupported(proto)
