@@ -47,13 +47,14 @@ class Region(Protocol):
 
 
 class SystemRegion:
-    """Part of a POSIX shared memory object, mapped shared and writable."""
+    """Part of a POSIX shared memory object, mapped shared, and writable unless it is the server's own."""
 
-    def __init__(self, fd: int, offset: int, nbytes: int) -> None:
+    def __init__(self, fd: int, offset: int, nbytes: int, *, readonly: bool = False) -> None:
         """Map it. Raises OSError or ValueError where the object is shorter, or memory is lacking."""
         self._start: Final = offset
         start = offset // mmap.PAGESIZE * mmap.PAGESIZE
-        self._map: Final = mmap.mmap(fd, offset + nbytes - start, offset=start)
+        access = mmap.ACCESS_READ if readonly else mmap.ACCESS_WRITE
+        self._map: Final = mmap.mmap(fd, offset + nbytes - start, access=access, offset=start)
         self._view: Final = memoryview(self._map)[offset - start :]
         self._readonly: Final = self._view.toreadonly()
         self._lost = False
@@ -69,7 +70,9 @@ class SystemRegion:
         return data if self._aligned(ref, alignment) else memoryview(bytes(data))
 
     def window(self, ref: TensorRef, alignment: int) -> memoryview | None:
-        return self._view[ref.offset : ref.offset + ref.nbytes] if self._aligned(ref, alignment) else None
+        if self._view.readonly or not self._aligned(ref, alignment):
+            return None
+        return self._view[ref.offset : ref.offset + ref.nbytes]
 
     def write(self, ref: TensorRef, data: Buffer) -> None:
         target = np.frombuffer(self._view, np.uint8, ref.nbytes, ref.offset)
@@ -103,7 +106,7 @@ class RegionMap:
             return
         fd = descriptors.pop(0)
         try:
-            self._regions[message.number] = SystemRegion(fd, message.offset, message.nbytes)
+            self._regions[message.number] = SystemRegion(fd, message.offset, message.nbytes, readonly=message.readonly)
         except (OSError, ValueError, OverflowError) as error:
             self._regions[message.number] = invalid(f"the shared memory cannot be mapped: {error}")
         finally:

@@ -121,6 +121,8 @@ class AttachRegion(msgspec.Struct, array_like=True, tag=7, frozen=True, gc=False
     nbytes: int
     cuda_handle: bytes = b""
     device: int = 0
+    readonly: bool = False
+    """The descriptor only reads: it is the arena of another backend process, where inputs of an ensemble's step lie."""
 
 
 class DetachRegion(msgspec.Struct, array_like=True, tag=8, frozen=True, gc=False):

@@ -36,6 +36,7 @@ class Region:
         start: int = 0,
         cuda_handle: bytes = b"",
         device: int = 0,
+        readonly: bool = False,
         on_closed: Callable[[], None] = lambda: None,
     ) -> None:
         self.number: Final = number
@@ -48,6 +49,8 @@ class Region:
         """Where the region begins in the object."""
         self.cuda_handle: Final = cuda_handle
         self.device: Final = device
+        self.readonly: Final = readonly
+        """Whether it is the server's own, which others may only read; else it is a client's."""
         self._holders = 1
         self._on_closed = on_closed
         self._watchers: dict[object, Callable[[Region], None]] = {}
@@ -163,6 +166,11 @@ class RequestRegions:
         return any(region.is_cuda for region in self._regions)
 
     @property
+    def may_change(self) -> bool:
+        """Whether somebody else may change inputs while the request runs."""
+        return any(not place.region.readonly for place in self.inputs.values())
+
+    @property
     def fills_cuda(self) -> bool:
         """Whether outputs are to go into GPU memory."""
         return any(place.region.is_cuda for place in self.outputs.values())
@@ -241,4 +249,4 @@ class Attachments:
 
 
 def _attach(region: Region) -> AttachRegion:
-    return AttachRegion(region.number, region.start, region.nbytes, region.cuda_handle, region.device)
+    return AttachRegion(region.number, region.start, region.nbytes, region.cuda_handle, region.device, region.readonly)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.clock import Clock
+from headrace.instances.arenas import ArenaTable
 from headrace.instances.model_process import ModelProcess
 from headrace.instances.process import Launcher
 from headrace.instances.restart import RestartPolicy
@@ -40,6 +41,8 @@ class ProcessSettings:
     restart_window_s: float = 60.0
     heartbeat_s: float = HEARTBEAT_S
     silent_s: float = SILENT_S
+    arenas: ArenaTable | None = None
+    """Where their arenas are made known to each other."""
 
 
 class Supervisor:
@@ -120,7 +123,13 @@ class Supervisor:
         try:
             child = await self._launcher.launch()
             process = ModelProcess(
-                child, self._settings.arena_bytes, self._on_capacity, ended, self._backend_log, self._services
+                child,
+                self._settings.arena_bytes,
+                self._on_capacity,
+                ended,
+                self._backend_log,
+                self._services,
+                self._settings.arenas,
             )
         except OSError as error:
             raise unavailable(f"a backend process cannot be started: {error}") from error
