@@ -120,6 +120,12 @@ class AskingBackend:
         self.jobs.put((lambda: self.attempt(**command), answer))
         return answer.get(timeout=30)
 
+    def do_leave(self, **command: Any) -> Any:
+        """As `thread`, without waiting for it."""
+        command["do"] = command.pop("what")
+        self.jobs.put((lambda: self.attempt(**command), queue.Queue()))
+        return "left"
+
     def do_gather(self, model: str, count: int, **more: Any) -> Any:
         """Make many calls at once from a loop, and wait for all."""
 
