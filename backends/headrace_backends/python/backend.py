@@ -92,6 +92,7 @@ class PythonBackend:
             frozenset(name for name, datatype in datatypes["input"].items() if datatype is BF16),
             tuple(output["name"] for output in config.get("output", ())),
             Answers(datatypes["output"]),
+            bool(config.get("sequence_batching", {}).get("iterative_sequence", False)),
         )
         if config.get("model_transaction_policy", {}).get("decoupled", False):
             return StreamRun(self._instance, self._model.execute, tensors, int(config.get("max_batch_size", 0)))

@@ -22,7 +22,8 @@ from headrace_backends.python.request import (
 )
 from headrace_backends.python.sender import InferenceResponseSender, Reply, SingleReplies, SingleReply
 from headrace_backends.python.tensor import Tensor, tensor_of
-from headrace_protocol.datatype import BF16, Array, element_count
+from headrace_protocol.datatype import BF16, Array
+from headrace_protocol.errors import invalid
 
 _making_replies: Final = threading.Lock()
 
@@ -33,18 +34,34 @@ class ModelTensors(NamedTuple):
     bf16_inputs: frozenset[str]
     outputs: tuple[str, ...]
     answers: Answers
+    iterative: bool
+    """Whether requests may be given to the model again."""
+
+    def reschedule(self, request: BatchRequest) -> None:
+        """Have a request, which the model released for that, given to it again."""
+        if request.answered:
+            return
+        if self.iterative:
+            request.reschedule()
+        else:
+            request.fail(
+                invalid(
+                    "the model released this request to be scheduled again, but its configuration has no iterative "
+                    "sequences (sequence_batching { iterative_sequence: true })"
+                )
+            )
 
 
 class ReceivedBatch:
     """What the requests of one batch share: their inputs, and how they are answered by senders."""
 
-    __slots__ = ("_alone", "_arrays", "_batch", "_closed", "_item_shapes", "_model", "replies", "special")
+    __slots__ = ("_alone", "_arrays", "_batch", "_closed", "_model", "_ragged", "replies", "special")
 
     def __init__(self, batch: Batch, model: ModelTensors) -> None:
         self._batch = batch
         self._model = model
         self._arrays: dict[str, Array | None] = {}
-        self._item_shapes: dict[str, tuple[tuple[int, ...], ...]] | None = None
+        self._ragged: Final = batch.item_shapes
         self._alone = len(batch.requests) == 1 and not batch.item_shapes
         self._closed = False
         self.replies: SingleReplies | None = None
@@ -79,7 +96,7 @@ class ReceivedBatch:
             array = self._arrays[name] = self._copied(name)
         if array is None:
             return None
-        if not self._alone:
+        if not self._alone or self._ragged:
             array = self._part(array, request, name)
         if name in self._model.bf16_inputs:
             return tensor_of(name, array, BF16)
@@ -102,14 +119,16 @@ class ReceivedBatch:
         return array.copy()
 
     def _part(self, array: Array, request: BatchRequest, name: str) -> Array:
-        if self._item_shapes is None:
-            self._item_shapes = self._batch.item_shapes
-        shapes = self._item_shapes.get(name)
-        if shapes is None:
-            return array[request.start : request.start + request.rows]
-        start = sum(map(element_count, shapes[: request.index]))
-        shape = shapes[request.index]
-        return array.reshape(-1)[start : start + element_count(shape)].reshape(shape)
+        if name in self._ragged:  # the elements of all requests lie one after another
+            self._check_open(name)
+            return request.input(name).copy()
+        if self._alone or name in self._batch.made:
+            return array
+        return array[request.start : request.start + request.rows]
+
+    def _check_open(self, name: str) -> None:
+        if self._closed:
+            raise TritonModelException(f"input '{name}' was not read before its request was answered: it is gone")
 
 
 class ReceivedRequest(InferenceRequest):

@@ -11,14 +11,14 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol
 
-from headrace_backends.api import Batch, BatchRequest
+from headrace_backends.api import Batch
 from headrace_backends.python.event_loop import EventLoop
 from headrace_backends.python.failures import describe
 from headrace_backends.python.process import EXECUTING
 from headrace_backends.python.received import ModelTensors, ReceivedBatch, ReceivedRequest
 from headrace_backends.python.request import RELEASE_RESCHEDULE
 from headrace_backends.python.sender import SingleReply, StreamReply, Streams
-from headrace_protocol.errors import InferError, internal, invalid
+from headrace_protocol.errors import InferError, internal
 
 MAX_OPEN: Final = 1024
 """Requests of a decoupled model that may be open in one instance; while there are as many, `execute` is not called."""
@@ -101,8 +101,10 @@ class SingleRun:
         """Answer a batch some of whose requests have senders, or are to be given again."""
         waiting = set()
         for request, response, reply, rescheduled in zip(batch.requests, responses, replies, again, strict=True):
+            if not request.ready:
+                continue
             if rescheduled:
-                reschedule(request, answered=response is not None)
+                self._tensors.reschedule(request)
             elif reply is None:
                 self._tensors.answers.answer(request, response)
             elif response is None:
@@ -170,7 +172,7 @@ class StreamRun:
             )
         for request in requests:
             if request._release == RELEASE_RESCHEDULE:
-                reschedule(request._request, answered=request._request.answered)
+                self._tensors.reschedule(request._request)
 
     def _fail(self, error: BaseException, replies: Sequence[StreamReply]) -> None:
         failure = error if isinstance(error, InferError) else failed(self._instance, error)
@@ -182,17 +184,6 @@ async def executing(batch: Batch, coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine of the model with the batch known to what it calls."""
     EXECUTING.set(batch)
     return await coroutine
-
-
-def reschedule(request: BatchRequest, *, answered: bool) -> None:
-    """Have a request given to the model again, where its scheduler does that."""
-    if not answered:
-        request.fail(
-            invalid(
-                "the model released this request to be scheduled again, but its configuration has no iterative sequences "
-                "(sequence_batching { iterative_sequence: true })"
-            )
-        )
 
 
 def failed(instance: str, error: BaseException) -> InferError:
