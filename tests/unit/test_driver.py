@@ -380,3 +380,22 @@ async def test_however_a_request_ends_its_regions_are_let_go_of(end: str) -> Non
             instance.finish()
         await turn()
     assert not regions.open
+
+
+async def test_requests_that_do_not_fit_together_run_one_after_another() -> None:
+    """None of them is at fault, so none is refused."""
+    driver, instance, _, submit = make(max_batch_size=4096, arena_bytes=16384)
+    instance.on_slot_free = lambda: None
+    instance.free = []
+    asked = [submit(number, rows=900) for number in range(4)]
+    await turn()
+    instance.free = [0]
+    answers: list[float] = []
+    while len(answers) < len(asked):
+        driver.kick()
+        await turn()
+        instance.finish()
+        await turn()
+        answers += [value(one.future.result()) for one in asked[len(answers) :] if one.future.done()]
+    assert answers == [0, 1, 2, 3]
+    assert not instance.arena.ranges.allocated_bytes
