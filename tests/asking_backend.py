@@ -14,7 +14,7 @@ import queue
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
@@ -41,14 +41,16 @@ output [ { name: "ANSWER" data_type: TYPE_STRING dims: [ 1 ] } ]
 """
 
 
-def installed(folder: Path) -> dict[str, str]:
-    """Install this module as a backend below `folder`; return the environment that finds it there."""
+OURS = {"asking": "asking_backend:AskingBackend", "apart": "asking_backend:ApartBackend"}
+
+
+def installed(folder: Path, backends: Mapping[str, str] = OURS) -> dict[str, str]:
+    """Install this module below `folder`, and what names backends; return the environment that finds them there."""
     information = folder / "asking_backend-1.0.dist-info"
     information.mkdir(parents=True)
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: asking-backend\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text(
-        "[headrace.backends]\nasking = asking_backend:AskingBackend\napart = asking_backend:ApartBackend\n"
-    )
+    lines = [f"{name} = {target}" for name, target in backends.items()]
+    (information / "entry_points.txt").write_text("\n".join(["[headrace.backends]", *lines, ""]))
     shutil.copy(__file__, folder)
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
 
