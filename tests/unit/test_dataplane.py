@@ -35,6 +35,7 @@ class Model:
         self.name, self.version, self.labels = "m", 1, {}
         self.signature = ModelSignature(self.config, 1)
         self.driver = Driver()
+        self.sequences = None
 
 
 class Registry:

@@ -81,6 +81,7 @@ class Served:
 
     def __init__(self) -> None:
         self.name, self.version, self.labels, self.config = "m", 1, {}, CONFIG
+        self.sequences = None
         self.signature = ModelSignature(CONFIG, 1)
         self.statistics = ModelStatistics(streamed=True)
         self.far = FarEnd()
