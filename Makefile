@@ -30,7 +30,7 @@ docs: .venv/dev-installed
 
 .venv/dev-installed: pyproject.toml
 	$(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet --editable '.[dev]'
-	$(BIN)/python -m pip install --quiet --no-deps silero-vad && touch $@  # a real model for tests; it would bring torch
+	$(BIN)/python -m pip install --quiet --no-deps silero-vad && touch $@  # a real model for tests; it would bring torchaudio
 
 # protoc 25 is deliberate (docs/adr/0002-private-descriptor-pool.md); its Python package needs pkg_resources.
 .venv-protos/installed: Makefile
