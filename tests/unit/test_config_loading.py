@@ -122,7 +122,9 @@ def test_a_draft_has_instances_and_backend_before_the_model_is_loaded(model):
 
 
 def test_a_draft_with_a_mistake_is_refused_before_anything_is_loaded(model):
-    parsed = parse_text('backend: "python" instance_group { count: -1 } sequence_batching { oldest { max_candidate_sequences: -1 } }')
+    parsed = parse_text(
+        'backend: "python" instance_group { count: -1 } sequence_batching { oldest { max_candidate_sequences: -1 } }'
+    )
     paths = [problem.partition(":")[0] for problem in problems_of(draft, model, parsed)]
     assert paths == ["sequence_batching.oldest.max_candidate_sequences", "instance_group[0].count"]
 

@@ -161,7 +161,6 @@ def test_a_draft_is_still_checked_for_what_it_says():
 
 
 NOT_SERVED = {
-    "sequence_batching": "sequence_batching { }",
     "ensemble_scheduling": "ensemble_scheduling { }",
     "response_cache.enable": "response_cache { enable: true }",
     "model_warmup": "model_warmup { name: 'w' }",
