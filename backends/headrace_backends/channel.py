@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import array
+import errno
 import os
 import socket
+import time
 from collections.abc import Sequence
 from typing import Final, Generic, TypeVar
 
@@ -15,6 +17,7 @@ from headrace_protocol.framing import MAX_DATAGRAM, MAX_DESCRIPTORS, Framer, Pro
 T = TypeVar("T")
 
 _ANCILLARY: Final = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+_RETRY_S: Final = 0.001
 _CUT_OFF: Final = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 
 
@@ -64,10 +67,20 @@ class Channel(Generic[T]):
             return
         try:
             rights = array.array("i", descriptors if frame_fd < 0 else [frame_fd, *descriptors])
-            self._socket.sendmsg([datagram], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            self._send_with(datagram, rights)
         finally:
             if frame_fd >= 0:
                 os.close(frame_fd)
+
+    def _send_with(self, datagram: bytearray, rights: array.array[int]) -> None:
+        while True:
+            try:
+                self._socket.sendmsg([datagram], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+                return
+            except OSError as error:
+                if error.errno != errno.ETOOMANYREFS:
+                    raise
+                time.sleep(_RETRY_S)  # the system counts descriptors on their way, and there is nothing to wait on
 
     def close(self) -> None:
         """Close the socket."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 from collections import deque
@@ -19,6 +20,8 @@ from headrace_protocol.messages import ToBackend, ToServer
 
 MAX_QUEUED_FRAMES: Final = 4096
 """Frames kept for a backend that does not read; beyond it the channel is given up."""
+RETRY_S: Final = 0.005
+"""Seconds after which a frame is sent again, where too many descriptors were on their way to be read."""
 _BUFFER_BYTES: Final = MAX_DATAGRAM + 1
 _CUT_OFF: Final = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
@@ -42,6 +45,7 @@ class BackendChannel:
         self._outgoing: deque[tuple[bytes | bytearray, list[int]]] = deque()
         self._buffer = bytearray(_BUFFER_BYTES)
         self._closed = False
+        self._retry: asyncio.TimerHandle | None = None
         self.on_drained: Callable[[], None] | None = None
         """Called when frames had to wait and the last of them is on its way."""
         sock.setblocking(False)
@@ -74,7 +78,8 @@ class BackendChannel:
             self._fail(f"the backend process left {MAX_QUEUED_FRAMES} frames unread")
             return
         self._outgoing.append((frame, held))
-        self._flush()
+        if self._retry is None:
+            self._flush()
 
     def _flush(self) -> None:
         while self._outgoing:
@@ -82,17 +87,25 @@ class BackendChannel:
             try:
                 socket.send_fds(self._socket, [frame], held)
             except BlockingIOError:
-                self._loop.add_writer(self._socket.fileno(), self._flush)
+                self._loop.add_writer(self._socket.fileno(), self._writable)
                 return
             except OSError as error:
+                if error.errno == errno.ETOOMANYREFS:  # the system counts those on their way, and none was taken
+                    self._loop.remove_writer(self._socket.fileno())
+                    self._retry = self._loop.call_later(RETRY_S, self._writable)
+                    return
                 self._fail(f"cannot send to the backend process: {error}")
                 return
             self._outgoing.popleft()
             _close_all(held)
         if not self._closed:
             self._loop.remove_writer(self._socket.fileno())
-            if self.on_drained is not None:
-                self.on_drained()
+
+    def _writable(self) -> None:
+        self._retry = None
+        self._flush()
+        if not self._closed and not self._outgoing and self.on_drained is not None:
+            self.on_drained()
 
     def _readable(self) -> None:
         """Take one frame; where more wait, the loop calls again, and other sockets get their turn between."""
@@ -141,6 +154,8 @@ class BackendChannel:
         self._closed = True
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_writer(self._socket.fileno())
+        if self._retry is not None:
+            self._retry.cancel()
         self._socket.close()
         while self._outgoing:
             _close_all(self._outgoing.popleft()[1])
