@@ -18,8 +18,6 @@ class EventLoop:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="headrace-model-loop", daemon=True)
         self._thread.start()
-        self.thread: int = self._thread.ident or 0
-        """Identifier of its thread."""
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Begin a coroutine. Callable by every thread."""

@@ -20,7 +20,8 @@ from headrace_backends.python.request import (
     InferenceRequest,
     InferenceTrace,
 )
-from headrace_backends.python.sender import InferenceResponseSender, Reply, SingleReplies, SingleReply
+from headrace_backends.python.sender import InferenceResponseSender, Reply
+from headrace_backends.python.single_replies import SingleReplies, SingleReply
 from headrace_backends.python.tensor import Tensor, tensor_of
 from headrace_protocol.datatype import BF16, Array
 from headrace_protocol.errors import invalid

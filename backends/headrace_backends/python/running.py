@@ -6,6 +6,7 @@ error of the requests that it concerns, and names the model's instance.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Coroutine, Sequence
@@ -17,7 +18,8 @@ from headrace_backends.python.failures import describe
 from headrace_backends.python.process import EXECUTING
 from headrace_backends.python.received import ModelTensors, ReceivedBatch, ReceivedRequest
 from headrace_backends.python.request import RELEASE_RESCHEDULE
-from headrace_backends.python.sender import SingleReply, StreamReply, Streams
+from headrace_backends.python.single_replies import SingleReply
+from headrace_backends.python.streams import StreamReply, Streams
 from headrace_protocol.errors import InferError, internal
 
 MAX_OPEN: Final = 1024
@@ -131,11 +133,8 @@ class StreamRun:
         self._instance = instance
         self._execute = execute
         self._tensors = tensors
-        self._streams = Streams(tensors.answers, max(MAX_OPEN, max_batch_size))
-        self._loop: EventLoop | None = None
-        if inspect.iscoroutinefunction(execute):
-            self._loop = EventLoop()
-            self._streams.loop_thread = self._loop.thread
+        self._loop = EventLoop() if inspect.iscoroutinefunction(execute) else None
+        self._streams = Streams(tensors.answers, max(MAX_OPEN, max_batch_size), waits=self._loop is None)
 
     def run(self, batch: Batch) -> None:
         received = ReceivedBatch(batch, self._tensors)
@@ -144,6 +143,8 @@ class StreamRun:
             ReceivedRequest(received, request, reply) for request, reply in zip(batch.requests, replies, strict=True)
         ]
         if self._loop is not None:
+            batch.on_flow(self._streams.changed)
+            batch.on_cancel(self._streams.changed)
             batch.defer()
             self._loop.start(executing(batch, self._finish(requests, replies)))
             return
@@ -175,6 +176,8 @@ class StreamRun:
                 self._tensors.reschedule(request._request)
 
     def _fail(self, error: BaseException, replies: Sequence[StreamReply]) -> None:
+        if isinstance(error, asyncio.CancelledError) and all(reply.closed for reply in replies):
+            return  # the model is unloaded, and has nothing left to do but to return
         failure = error if isinstance(error, InferError) else failed(self._instance, error)
         for reply in replies:
             reply.fail(failure)

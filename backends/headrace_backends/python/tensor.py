@@ -20,10 +20,10 @@ class Tensor:
 
     def __init__(self, name: str, numpy_array: Array) -> None:
         """Raise TypeError where `numpy_array` is none, and TritonModelException where its dtype is no datatype."""
-        try:
-            self._datatype = _BY_DTYPE[numpy_array.dtype]
-        except (KeyError, AttributeError, TypeError):
-            numpy_array, self._datatype = _unusual(name, numpy_array)
+        datatype = _BY_DTYPE.get(numpy_array.dtype) if isinstance(numpy_array, np.ndarray) else None
+        if datatype is None:
+            numpy_array, datatype = _unusual(name, numpy_array)
+        self._datatype = datatype
         self._name = name
         self._array = numpy_array
 
