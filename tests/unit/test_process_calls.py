@@ -73,7 +73,6 @@ class Process:
     """The process that asks."""
 
     def __init__(self) -> None:
-        self.loaded = True
         self.reading = True
         self.sent: list[CallResponse] = []
         self.contents: list[bytes] = []

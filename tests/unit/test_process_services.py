@@ -130,7 +130,7 @@ class Setting:
         self.ended: list[str] = []
         self.model = ModelServices(self.services, Instances())
         self.process = ModelProcess(self.far, 1 << 16, lambda: None, self.ended.append, lambda *_: None, self.model)
-        self.process.loaded = True
+        self.model.loaded = True
 
     async def asked(self, count: int) -> None:
         await until(lambda: len(self.planes.asked) >= count)
@@ -283,7 +283,7 @@ async def test_controls_have_a_bound(setting: Setting) -> None:
 
 
 async def test_a_model_that_is_being_loaded_cannot_load_others_but_call_them(setting: Setting) -> None:
-    setting.process.loaded = False
+    setting.model.loaded = False
     setting.far.say(Control(1, "load", "m"))
     (result,) = await setting.far.hear()
     assert result.error.code == "UNAVAILABLE"

@@ -55,9 +55,6 @@ class CallPlane(Protocol):
 class Caller(Protocol):
     """The process that asks."""
 
-    loaded: bool
-    """Whether its model is loaded."""
-
     def executes(self, batch: int) -> bool:
         """Return whether a batch of this number occupies an instance."""
         ...

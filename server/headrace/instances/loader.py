@@ -28,7 +28,7 @@ from headrace.instances.zygote import ZygoteLauncher
 from headrace.observability.statistics import ModelStatistics
 from headrace.repository.config_loading import Completion, backend_values, draft_config, finish_config
 from headrace.repository.fingerprint import content_identity
-from headrace.repository.labels import label_path, load_labels
+from headrace.repository.labels import labels_of
 from headrace.repository.model_config import ModelConfig
 from headrace.repository.sources import ModelSource
 from headrace.response_cache import ResponseCache
@@ -126,7 +126,7 @@ class InstanceLoader:
                 version_directory=directory,
                 completion=completion,
             )
-            labels = await asyncio.to_thread(_labels, config, source.directory)
+            labels = await asyncio.to_thread(labels_of, config, source.directory)
             await self._warm_up(config, source, version, pool, started)
             served = ServedModel(
                 config,
@@ -138,6 +138,8 @@ class InstanceLoader:
                 self._clock,
                 *await self._caching(config, source, version),
             )
+            if pool.services is not None:
+                pool.services.loaded = True
         except BaseException:
             await pool.stop()
             raise
@@ -235,12 +237,3 @@ def with_settings(completion: Completion, settings: Mapping[str, str]) -> Comple
 
 def _with_instances(message: Initialize, instances: tuple[str, ...]) -> Initialize:
     return msgspec.structs.replace(message, instances=instances)
-
-
-def _labels(config: ModelConfig, directory: Path) -> Mapping[str, tuple[str, ...]]:
-    labels = {}
-    for output in config.outputs:
-        path = label_path(directory, output.label_filename) if output.label_filename else None
-        if path is not None:
-            labels[output.name] = load_labels(path)
-    return labels

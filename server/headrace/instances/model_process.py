@@ -98,8 +98,9 @@ class ModelProcess:
         """Instances that run nothing now."""
         self.slots = 0
         """How many instances it has, free or not."""
-        self.loaded = False
         self.last_pong: int = 0
+        self.model_ready = True
+        """Whether the model itself says that it can serve."""
         self._child = child
         self._running: dict[int, _Running] = {}
         self._next_batch = 1
@@ -134,7 +135,6 @@ class ModelProcess:
         self.free = list(range(max(1, min(ready.concurrency, len(message.instances)))))
         self.free.reverse()
         self.slots = len(self.free)
-        self.loaded = True
         return ready
 
     @property
@@ -248,6 +248,7 @@ class ModelProcess:
                     self._on_log(message.level, message.text)
                 elif type(message) is Pong:
                     self.last_pong = message.nonce
+                    self.model_ready = message.ready
                 elif type(message) is Ready:
                     if self._ready.done():
                         raise InferError(ErrorCode.INTERNAL, "a second Ready")

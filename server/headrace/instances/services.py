@@ -83,6 +83,8 @@ class ModelServices:
         self.services: Final = services
         self.instances: Final = instances
         self.scope: Final = MetricScope(services.metrics)
+        self.loaded = False
+        """Whether its load has ended well: warm-up included, all processes there."""
 
     def of_process(self, caller: Caller) -> ProcessServices:
         """Return what a new process may ask. `close` follows."""
@@ -97,6 +99,7 @@ class ProcessServices:
     """Takes what one process asks, and answers it."""
 
     def __init__(self, model: ModelServices, caller: Caller) -> None:
+        self._model: Final = model
         self._services: Final = model.services
         self._caller: Final = caller
         self._calls: Final = ProcessCalls(caller, model.instances, model.services.graph, model.services.clock)
@@ -167,7 +170,7 @@ class ProcessServices:
         refusal = ""
         if control is None:
             refusal = "there are no other models here"
-        elif not self._caller.loaded:
+        elif not self._model.loaded:
             # A load waits for its turn: if the loads that have one wait for others, none ever ends.
             refusal = "a model can load and unload others only once it is loaded itself"
         elif len(self._controls) >= MAX_CONTROLS:
