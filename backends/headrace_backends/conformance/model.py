@@ -156,7 +156,9 @@ class LoadedModel:
         context = execution.model_context(message, execution.available_cores())
         self.description: ModelDescription
         self.backend, self.description = execution.initialize(make_backend, context)
-        self._memory: Final[ModelMemory] = execution.model_memory(self._arena, case.config, self.description)
+        self._memory: Final[ModelMemory] = execution.model_memory(
+            self._arena, case.config, self.description, case.model_directory
+        )
         self.streams: Final = StreamRecorder(self._read)
         self._numbers: Final = itertools.count(1)
         self._position = 0
@@ -173,8 +175,12 @@ class LoadedModel:
         parameters: Sequence[dict[str, Parameter] | None] = (),
         wanted: tuple[str, ...] | None = None,
         space: int = 1 << 20,
+        headers: Sequence[RequestHeader] = (),
     ) -> Batch:
-        """Return a batch of these requests, whose outputs may use `space` bytes of the arena."""
+        """Return a batch of these requests, whose outputs may use `space` bytes of the arena.
+
+        `headers` are made where none are given.
+        """
         tensors: list[Tensor] = []
         arrays = {
             name: requests[0][name] if len(requests) == 1 else np.concatenate([request[name] for request in requests])
@@ -188,7 +194,7 @@ class LoadedModel:
             tensors.append(Tensor(name, datatype.name, arrays[name].shape, TensorRef(position, len(data))))
             position = (position + len(data) + ALIGNMENT - 1) & -ALIGNMENT
         options = [*parameters, *[None] * (len(requests) - len(parameters))]
-        headers = [
+        headers = headers or [
             RequestHeader(_rows(request, self.case), parameters=option)
             for request, option in zip(requests, options, strict=True)
         ]
