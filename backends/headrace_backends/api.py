@@ -7,6 +7,7 @@ in executable form.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -85,6 +86,9 @@ class ModelDescription:
     """How many instances this process can serve, where that is fewer than it was asked to; others get processes too."""
     replaces: bool = False
     """Whether the fields of `config` stand for what the user gave: the backend has seen that, and kept to it."""
+    is_ready: Callable[[], bool] | None = None
+    """Asked after loading and every few seconds, by a thread of its own: whether the model can serve, which is what
+    readiness tells. What raises, or takes until it would be asked again, says that it cannot. None = it always can."""
 
 
 class Backend(Protocol):

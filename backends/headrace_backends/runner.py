@@ -27,6 +27,7 @@ from headrace_backends.batch import Batch, ModelMemory
 from headrace_backends.calls import ServerCalls
 from headrace_backends.channel import Channel
 from headrace_backends.discovery import load_backend
+from headrace_backends.readiness import ReadinessCheck
 from headrace_backends.relief import ReliefTimer
 from headrace_backends.sequences import EndedSequence
 from headrace_backends.streaming import StreamingBatch
@@ -82,6 +83,9 @@ class Runner:
         self._backend: Backend | None = None
         self._model: ModelMemory | None = None
         self._slots = 1
+        self._nonce = 0
+        """Of the last Ping."""
+        self._readiness: ReadinessCheck | None = None
         self._one_thread = False
         """Whether the thread that loaded the model executes every batch."""
         self.sending: Final = threading.Lock()
@@ -117,6 +121,9 @@ class Runner:
             self._backend, description = execution.initialize(factory, context)
             self._model = execution.model_memory(self._arena, message.config, description, context.model_directory)
             self._send_ready(execution.ready(description, self._slots))
+            if description.is_ready is not None:
+                self._readiness = ReadinessCheck(description.is_ready, self._send_pong)
+                self._readiness.ask()
         except InferError as error:
             self._send_ready(execution.refusal(error))
 
@@ -192,6 +199,9 @@ class Runner:
             self._channel.send(messages, descriptors)
         except ConnectionError:
             _exit(0)
+
+    def _send_pong(self) -> None:
+        self.send([Pong(self._nonce, self._readiness is None or self._readiness.ready)], ())
 
     # What ServerCalls needs.
 
@@ -278,7 +288,10 @@ class Runner:
         elif isinstance(message, TellMetrics):
             self._server.tell_metrics(message.number)
         elif isinstance(message, Ping):
-            self.send([Pong(message.nonce)], ())
+            self._nonce = message.nonce
+            self._send_pong()
+            if self._readiness is not None:
+                self._readiness.ask()
         elif isinstance(message, Finalize):
             with self._state:
                 self._finalizing = True

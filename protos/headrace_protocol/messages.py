@@ -235,9 +235,11 @@ class BatchDone(msgspec.Struct, array_like=True, tag=12, frozen=True, gc=False):
 
 
 class Pong(msgspec.Struct, array_like=True, tag=13, frozen=True, gc=False):
-    """The answer to Ping."""
+    """The answer to Ping. Sent again, for the last Ping, when `ready` has changed."""
 
     nonce: int
+    ready: bool = True
+    """Whether the model says that it can serve."""
 
 
 class Log(msgspec.Struct, array_like=True, tag=14, frozen=True, gc=False):

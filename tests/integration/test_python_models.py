@@ -356,3 +356,39 @@ def test_a_slow_request_that_was_cancelled_may_end_in_peace(server: RunningServe
         with pytest.raises(InferenceServerException, match="Deadline"):
             client.infer("crashy", [tensor("INPUT0", np.array([15], np.int32))], client_timeout=0.05)
         works(server)
+
+
+MOODY = """
+import os
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def {}is_ready(self):
+        return os.path.exists(os.path.join(pb_utils.get_model_dir(), "ready"))
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+
+
+def test_a_model_says_whether_it_is_ready(tmp_path: Path) -> None:
+    """It is asked as soon as it is loaded, and every few seconds from then on; requests are served all the same."""
+    io = '{ name: "%s" data_type: TYPE_INT32 dims: [ 1 ] }'
+    forms = {"moody": "def ", "moody_coroutine": "async def "}
+    for name, form in forms.items():
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "config.pbtxt").write_text(
+            f'backend: "python" input [ {io % "IN"} ] output [ {io % "OUT"} ]'
+        )
+        (tmp_path / name / "1" / "model.py").write_text(MOODY.replace("def {}", form))
+    with running(tmp_path, ready=False) as server:
+        for name in forms:
+            server.wait_for_log(f"model {name}:1: the model is not ready: it says so")
+            server.wait_status(f"/v2/models/{name}/ready", 503)
+            assert infer(server, name, ("IN", "INT32", [1], [3]))[0] == 200
+        assert server.status("/v2/health/ready") == 400
+        for name in forms:
+            (tmp_path / name / "1" / "ready").touch()
+        for name in forms:
+            server.wait_status(f"/v2/models/{name}/ready", 200)
+        assert server.status("/v2/health/ready") == 200

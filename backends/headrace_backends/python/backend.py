@@ -6,6 +6,8 @@ that of `initialize`, in a process of its own for each instance.
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import logging
 import os
@@ -55,7 +57,12 @@ class PythonBackend:
         config = {**model.config, **changes}
         self._model = self._make(model_class, model, config)
         self._run = self._running(config)
-        return ModelDescription(config=changes or None, replaces=True)
+        is_ready = getattr(self._model, "is_ready", None)
+        return ModelDescription(
+            config=changes or None,
+            replaces=True,
+            is_ready=None if is_ready is None else lambda: self._ready(is_ready()),
+        )
 
     def execute(self, batch: Batch) -> None:
         """Give the batch to the model's code."""
@@ -97,6 +104,10 @@ class PythonBackend:
         if config.get("model_transaction_policy", {}).get("decoupled", False):
             return StreamRun(self._instance, self._model.execute, tensors, int(config.get("max_batch_size", 0)))
         return SingleRun(self._instance, self._model.execute, tensors)
+
+    def _ready(self, answer: Any) -> bool:
+        """Return what the model's `is_ready` says, be it a coroutine function or not."""
+        return bool(asyncio.run(answer) if inspect.iscoroutine(answer) else answer)
 
     def _on_cancel(self) -> None:
         batch = self._executing

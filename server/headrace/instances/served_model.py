@@ -129,13 +129,14 @@ class ServedModel:
 
     @property
     def ready(self) -> bool:
-        """Whether every process is there: what readiness tells."""
-        return all(supervisor.process is not None for supervisor in self.pool.supervisors)
+        """Whether every process is there, and its model says that it can serve: what readiness tells."""
+        return all(s.process is not None and s.process.model_ready for s in self.pool.supervisors)
 
     @property
     def not_ready_reason(self) -> str:
         """Why it is not ready; "" when it is."""
-        return next((s.reason for s in self.pool.supervisors if s.process is None), "")
+        gone = next((s.reason for s in self.pool.supervisors if s.process is None), "")
+        return gone or ("" if self.ready else "the model says that it is not ready")
 
     @property
     def restarts(self) -> int:
