@@ -24,12 +24,15 @@ from headrace.clock import SystemClock
 from headrace.config import ControlMode, ServerConfig
 from headrace.controlplane import RegistryControlPlane
 from headrace.dataplane import EXTENSIONS, RegistryDataPlane
+from headrace.ensembles.access import MemberAccess
+from headrace.ensembles.loader import EnsembleLoader
 from headrace.gateway.address import where
 from headrace.gateway.grpc.transport import GrpcGateway
 from headrace.gateway.http.app import HttpGateway
+from headrace.instances.arenas import ArenaTable
+from headrace.instances.loaded_model import LoadedModel
 from headrace.instances.loader import InstanceLoader
 from headrace.instances.placement import gpu_count
-from headrace.instances.served_model import ServedModel
 from headrace.instances.services import BackendServices
 from headrace.instances.supervisor import ProcessSettings
 from headrace.observability import logging as log_setup
@@ -92,18 +95,24 @@ def make_loader(
     clock: SystemClock,
     services: BackendServices | None = None,
     cache: ResponseCache | None = None,
+    arenas: ArenaTable | None = None,
 ) -> InstanceLoader:
-    """Return the loader that a configuration describes."""
+    """Return the loader that a configuration describes, of models with processes of their own."""
     settings = ProcessSettings(
         arena_bytes=config.arena_byte_size,
         load_timeout_s=config.model_load_timeout_secs,
         restart_limit=config.backend_restart_limit,
         restart_window_s=config.backend_restart_window_secs,
+        arenas=arenas,
     )
-    completion = Completion(auto_complete=config.auto_complete_config, gpu_count=gpu_count())
     return InstanceLoader(
-        settings, completion, config.backend_settings, _statistics_maker(config), clock, services, cache
+        settings, completion_of(config), config.backend_settings, _statistics_maker(config), clock, services, cache
     )
+
+
+def completion_of(config: ServerConfig) -> Completion:
+    """Return the settings that shape the models' configurations."""
+    return Completion(auto_complete=config.auto_complete_config, gpu_count=gpu_count())
 
 
 def _region_table(config: ServerConfig, gpus: int) -> RegionTable:
@@ -132,7 +141,7 @@ def _statistics_maker(config: ServerConfig) -> Callable[[ModelConfig], ModelStat
 class _Metrics:
     """Joins the registry to the metrics."""
 
-    def __init__(self, registry: ModelRegistry[ServedModel]) -> None:
+    def __init__(self, registry: ModelRegistry[LoadedModel]) -> None:
         self._registry = registry
 
     def models(self) -> Iterable[ModelMetrics]:
@@ -160,9 +169,17 @@ class Server:
         clock = SystemClock()
         self._services = BackendServices(clock)
         self._cache = make_cache(config, clock)
-        self._loader = make_loader(config, clock, self._services, self._cache)
+        arenas = ArenaTable()
+        self._loader = EnsembleLoader(
+            make_loader(config, clock, self._services, self._cache, arenas),
+            completion_of(config),
+            _statistics_maker(config),
+            arenas,
+            clock,
+            self._cache,
+        )
         repositories = [Path(path) for path in config.model_repositories]
-        self._registry: ModelRegistry[ServedModel] = ModelRegistry(
+        self._registry: ModelRegistry[LoadedModel] = ModelRegistry(
             self._loader,
             repositories,
             config_name=config.model_config_name or None,
@@ -186,6 +203,7 @@ class Server:
             uploads=self._uploads if config.allow_model_upload else None,
         )
         self._services.connect(self._data, self._control)
+        self._loader.connect(MemberAccess(self._registry, self._tracer, self._data))
         self._http = HttpGateway(self._data, self._control, config.http, clock)
         self._grpc = GrpcGateway(self._data, self._control, config.grpc, clock)
         traces = self._tracer if config.trace.file else None

@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any, Final
 
 from headrace import classification
+from headrace.instances.loaded_model import LoadedModel
 from headrace.instances.regions import RequestRegions
-from headrace.instances.served_model import InstancePool, ServedModel
+from headrace.instances.served_model import InstancePool
 from headrace.observability.tracing import Tracer
 from headrace.repository.registry import ModelRegistry
 from headrace.scheduling.batch_driver import Outcome
@@ -56,7 +57,7 @@ class Inference:
     def __init__(
         self,
         plane: RegistryDataPlane,
-        model: ServedModel,
+        model: LoadedModel,
         classes: dict[str, int] | None,
         done: Callable[[Outcome], None],
     ) -> None:
@@ -69,7 +70,7 @@ class Inference:
     def finish(self, outcome: Outcome) -> None:
         """Hand the outcome over."""
         self.pending = None
-        self._plane._ended(self._model)
+        self._plane.give_back(self._model)
         if self._classes is not None and isinstance(outcome, InferenceResponse):
             try:
                 outcome = _classified(self._model, self._classes, outcome)
@@ -82,7 +83,7 @@ class Inference:
         pending, self.pending = self.pending, None
         if pending is not None:
             self._model.driver.cancel(pending)
-            self._plane._ended(self._model)
+            self._plane.give_back(self._model)
 
 
 class Stream:
@@ -96,7 +97,7 @@ class Stream:
     def __init__(
         self,
         plane: RegistryDataPlane,
-        model: ServedModel,
+        model: LoadedModel,
         classes: dict[str, int] | None,
         on_outcome: Callable[[Outcome], None],
     ) -> None:
@@ -120,7 +121,7 @@ class Stream:
                 outcome = error
         if isinstance(outcome, InferError) or outcome.final:
             self.pending = None
-            self._plane._ended(self._model)
+            self._plane.give_back(self._model)
         else:
             self._count(outcome)
         self._on_outcome(outcome)
@@ -130,7 +131,7 @@ class Stream:
         pending, self.pending = self.pending, None
         if pending is not None:
             self._model.driver.cancel(pending)
-            self._plane._ended(self._model)
+            self._plane.give_back(self._model)
 
     def _count(self, response: InferenceResponse) -> None:
         nbytes = sum(len(output.data) for output in response.outputs)
@@ -157,7 +158,7 @@ class RegistryDataPlane:
 
     def __init__(
         self,
-        registry: ModelRegistry[ServedModel],
+        registry: ModelRegistry[LoadedModel],
         metadata: ServerMetadata,
         memory: RegionTable | None = None,
         tracer: Tracer | None = None,
@@ -233,7 +234,7 @@ class RegistryDataPlane:
 
     def submit(self, request: InferenceRequest, done: Callable[[Outcome], None]) -> Inference:
         """Begin one request; see planes.DataPlane."""
-        model = self._acquire(request)
+        model = self.lease(request)
         regions: RequestRegions | None = None
         try:
             if model.config.decoupled:
@@ -252,7 +253,7 @@ class RegistryDataPlane:
 
     def stream(self, request: InferenceRequest, on_outcome: Callable[[Outcome], None]) -> Stream:
         """Begin one request that may have many responses; see planes.DataPlane."""
-        model = self._acquire(request)
+        model = self.lease(request)
         regions: RequestRegions | None = None
         try:
             regions = self._memory.resolve(request)
@@ -277,7 +278,8 @@ class RegistryDataPlane:
         """Return the instances that a request to the model would wait for; raises NOT_FOUND, UNAVAILABLE."""
         return self._registry.get(name, version).pool
 
-    def _acquire(self, request: InferenceRequest) -> ServedModel:
+    def lease(self, request: InferenceRequest) -> LoadedModel:
+        """Return the model of a request, which is under way until `give_back`. Raises NOT_FOUND, UNAVAILABLE."""
         if request.correlation_id and not request.flags & SEQUENCE_START:
             found = self._continued(request)
             if found is not None:
@@ -292,10 +294,10 @@ class RegistryDataPlane:
             sequences.on_occupied = partial(self._occupied, model)
         return model
 
-    def _continued(self, request: InferenceRequest) -> ServedModel | None:
+    def _continued(self, request: InferenceRequest) -> LoadedModel | None:
         """Lease the model in which the sequence of a request is under way, though it be replaced or unloaded."""
 
-        def fits(model: ServedModel) -> bool:
+        def fits(model: LoadedModel) -> bool:
             return model.sequences is not None and model.sequences.holds(request.correlation_id)
 
         model = self._registry.acquire_where(request.model_name, request.model_version, fits)
@@ -304,7 +306,7 @@ class RegistryDataPlane:
             self._inflight += 1
         return model
 
-    def _occupied(self, model: ServedModel, occupied: bool) -> None:
+    def _occupied(self, model: LoadedModel, occupied: bool) -> None:
         """Keep a model for as long as there are sequences in it, which may have requests yet to come."""
         if occupied:
             self._registry.hold(model)
@@ -315,13 +317,13 @@ class RegistryDataPlane:
             self._tell_idle()
 
     def _refused(
-        self, model: ServedModel, request: InferenceRequest, regions: RequestRegions | None, error: BaseException
+        self, model: LoadedModel, request: InferenceRequest, regions: RequestRegions | None, error: BaseException
     ) -> None:
         """Take back what was done for a request that does not begin."""
         _log.debug("model %s: request %r is refused: %s", model.name, request.id[:80], error)
         if regions is not None:
             regions.drop()
-        self._ended(model)
+        self.give_back(model)
 
     async def infer(self, request: InferenceRequest) -> InferenceResponse:
         """Answer one request; see planes.DataPlane."""
@@ -343,7 +345,8 @@ class RegistryDataPlane:
             # The error's traceback keeps this frame, which must not keep the error, nor the request's memory.
             del outcome, future, inference, request
 
-    def _ended(self, model: ServedModel) -> None:
+    def give_back(self, model: LoadedModel) -> None:
+        """Note that a request is over."""
         self._registry.release(model)
         self._inflight -= 1
         self._tell_idle()
@@ -370,7 +373,7 @@ class RegistryDataPlane:
         return True
 
 
-def _classes(model: ServedModel, request: InferenceRequest) -> dict[str, int] | None:
+def _classes(model: LoadedModel, request: InferenceRequest) -> dict[str, int] | None:
     """Return how many classes of which output are asked for; None where no classes are."""
     found: dict[str, int] | None = None
     for output in request.outputs or ():
@@ -381,7 +384,7 @@ def _classes(model: ServedModel, request: InferenceRequest) -> dict[str, int] | 
     return found
 
 
-def _classified(model: ServedModel, classes: dict[str, int], response: InferenceResponse) -> InferenceResponse:
+def _classified(model: LoadedModel, classes: dict[str, int], response: InferenceResponse) -> InferenceResponse:
     try:
         response.outputs = [
             classification.top_classes(

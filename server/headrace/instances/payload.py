@@ -115,7 +115,8 @@ class Payload:
                 nbytes += len(other.data) if other.region is None else other.region.nbytes
             sizes.append(nbytes)
             total += (nbytes + ALIGNMENT - 1) & -ALIGNMENT
-        space = self.signature.output_space(self.rows, total)
+        placed = sum([place.nbytes for place in in_place.values()])
+        space = self.signature.output_space(self.rows, total + placed)
         base = arena.allocate(total + space)
         view = arena.view
         tensors = []
@@ -296,6 +297,7 @@ class Payload:
                 deliver(request.regions, outputs)
         except InferError as error:
             return error.with_traceback(None)
+        self._pass_on(request, outputs)
         self._holders += 1
         signature = self.signature
         result = InferenceResponse(signature.name, signature.version, outputs, response.parameters, self.release)
@@ -343,8 +345,14 @@ class Payload:
                 deliver(request.regions, outputs)
             except InferError as error:
                 return error.with_traceback(None)
+        self._pass_on(request, outputs)
         self._holders += 1
         return InferenceResponse(self.signature.name, self.signature.version, outputs, parameters, self.release)
+
+    def _pass_on(self, request: PreparedRequest, outputs: list[OutputTensor]) -> None:
+        """Take back that outputs were taken out of the arena, where they stay."""
+        if request.passed_on:
+            self._copied_out -= sum([len(output.data) for output in outputs])
 
     def take_copied_out(self) -> int:
         """Return how many bytes of outputs came out of the arena, messages and descriptors since it was asked last."""

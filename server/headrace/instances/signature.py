@@ -116,7 +116,7 @@ class SequencePlace(NamedTuple):
 class PreparedRequest:
     """A request that fits its model: `inputs` in the model's order (None = an optional one left out)."""
 
-    __slots__ = ("inputs", "regions", "request", "rows", "sequence", "shape_key", "wanted")
+    __slots__ = ("inputs", "passed_on", "regions", "request", "rows", "sequence", "shape_key", "wanted")
 
     def __init__(
         self,
@@ -138,6 +138,8 @@ class PreparedRequest:
         """Where those of its tensors lie that are in clients' shared memory; None = none is."""
         self.sequence: SequencePlace | None = None
         """Set where a sequence batcher hands it out."""
+        self.passed_on = False
+        """Whether its outputs are for other models, which read them where they lie."""
 
     def read_region(self, tensor: InputTensor, view: memoryview) -> None:
         """Fill `view` with an input that lies in a region. Raises INVALID_ARG where it cannot be read."""

@@ -115,7 +115,6 @@ class ModelStatistics:
     """
 
     __slots__ = (
-        "_streamed",
         "batches",
         "cache_hit_ns",
         "cache_hits",
@@ -139,6 +138,7 @@ class ModelStatistics:
         "queue_ns",
         "request_durations",
         "responses",
+        "streamed",
         "success_count",
         "success_ns",
         "summaries",
@@ -151,7 +151,8 @@ class ModelStatistics:
         summaries: bool = False,
         first_response_bounds_ms: Sequence[float] = FIRST_RESPONSE_BOUNDS_MS,
     ) -> None:
-        self._streamed = streamed
+        self.streamed = streamed
+        """Whether any number of responses may come of a request; an ensemble's members may change that."""
         self.pending = 0
         """+1 when a request is accepted, -1 right before it executes or when it fails first."""
         self.copied_in = 0
@@ -211,7 +212,7 @@ class ModelStatistics:
         histogram = self.compute_durations
         histogram.counts[bisect_left(DURATION_BOUNDS_NS, compute_ns)] += 1
         histogram.sum += compute_ns
-        if not self._streamed:
+        if not self.streamed:
             self.first_response.observe(request_ns)
         if self.summaries is not None:
             self.summaries.observe(request_ns, queue_ns, input_ns, infer_ns, output_ns)

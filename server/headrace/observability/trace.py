@@ -63,11 +63,33 @@ class TensorNote(NamedTuple):
 class TraceRecord:
     """What is known of one request."""
 
-    __slots__ = ("events", "id", "log_frequency", "model", "nbytes", "request_id", "series", "tensors", "version")
+    __slots__ = (
+        "events",
+        "id",
+        "log_frequency",
+        "model",
+        "nbytes",
+        "parent_id",
+        "request_id",
+        "series",
+        "tensors",
+        "version",
+    )
 
-    def __init__(self, number: int, model: str, version: int, request_id: str, series: str, log_frequency: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        model: str,
+        version: int,
+        request_id: str,
+        series: str,
+        log_frequency: int,
+        parent_id: int = 0,
+    ) -> None:
         self.id = number
         """From 1, unlike that of any other trace of this server."""
+        self.parent_id = parent_id
+        """Of the request for which this one was made; 0 = a client made it."""
         self.model = model
         self.version = version
         self.request_id = request_id[:LONGEST_ID]
@@ -105,6 +127,16 @@ class Trace:
         self._now_ns = now_ns
         self._sink = sink
         self._sending = False
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """What is noted down."""
+        return tuple(level for level, noted in (("TIMESTAMPS", self._timestamps), ("TENSORS", self._tensors)) if noted)
+
+    def record_of(self, model: str, version: int, request_id: str) -> TraceRecord:
+        """Return the record, without a number yet, of a request that is made for this one."""
+        parent = self._record
+        return TraceRecord(0, model, version, request_id, parent.series, parent.log_frequency, parent.id)
 
     def __del__(self) -> None:
         self._sink.put(self._record)
@@ -151,6 +183,8 @@ def lines(record: TraceRecord) -> Iterator[str]:
     head: dict[str, str | int] = {"id": record.id, "model_name": record.model, "model_version": record.version}
     if record.request_id:
         head["request_id"] = record.request_id
+    if record.parent_id:
+        head["parent_id"] = record.parent_id
     yield json.dumps(head)
     number = record.id
     for name, at_ns in sorted(record.events, key=lambda event: event[1]):

@@ -6,7 +6,7 @@ Off, it costs a request one look at `active`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from headrace.clock import Clock, SystemClock
 from headrace.observability.trace import (
@@ -40,6 +40,7 @@ class Tracer:
         self._file = TraceFile(path)
         self.active = self._book.live
         """Whether any request may be picked."""
+        self._closed = False
         self.picked = 0
         """Requests traced so far."""
         self.skipped = 0
@@ -63,6 +64,7 @@ class Tracer:
     def close(self) -> None:
         """Trace no further request; return when all traces that have ended are written."""
         self.active = False
+        self._closed = True
         self._file.close()
 
     # --- settings -----------------------------------------------------------------------------------------------------
@@ -111,13 +113,27 @@ class Tracer:
             return None
         if not sampler.remaining:
             self.active = self._book.live
+        values, series = sampler.values, self._book.series(model)
+        return self._begin(
+            request, TraceRecord(0, model, version, request.id, series, values.log_frequency), values.level
+        )
+
+    def child(self, parent: Trace, request: InferenceRequest, model: str, version: int) -> Trace | None:
+        """Return the trace of a request that is made for another, as that one is traced, into the same file.
+
+        None where too many traces are under way, or the server stops.
+        """
+        return (
+            None if self._closed else self._begin(request, parent.record_of(model, version, request.id), parent.levels)
+        )
+
+    def _begin(self, request: InferenceRequest, record: TraceRecord, levels: Sequence[str]) -> Trace | None:
         if not self._file.admit():
             self.skipped += 1
             return None
         self.picked += 1
-        values = sampler.values
-        record = TraceRecord(self.picked, model, version, request.id, self._book.series(model), values.log_frequency)
-        trace = Trace(record, values.level, self._now_ns, self._file)
+        record.id = self.picked
+        trace = Trace(record, levels, self._now_ns, self._file)
         trace.mark(REQUEST_START)
         for tensor in request.inputs:
             data = tensor.data if tensor.region is None else None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from headrace.repository.model_config import ConfigError, Problem
+from headrace.repository.model_config import ConfigError, ModelConfig, Problem
 from headrace_protocol._generated import model_config_pb2 as pb
 
 MAX_LABEL_BYTES: Final = 16 << 20
@@ -41,6 +42,16 @@ def label_path(model_directory: Path, filename: str) -> Path | None:
     except (OSError, ValueError, RuntimeError):
         return None
     return path if path != root and path.is_relative_to(root) else None
+
+
+def labels_of(config: ModelConfig, model_directory: Path) -> Mapping[str, tuple[str, ...]]:
+    """Return the class labels of a model by output, of those that have any. Raises ConfigError."""
+    labels = {}
+    for output in config.outputs:
+        path = label_path(model_directory, output.label_filename) if output.label_filename else None
+        if path is not None:
+            labels[output.name] = load_labels(path)
+    return labels
 
 
 def check_label_files(proto: pb.ModelConfig, model_directory: Path) -> list[Problem]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.repository.platforms import ENSEMBLE
+from headrace.types import LATEST
 from headrace_protocol._generated import model_config_pb2 as pb
 
 DEFAULT_SEQUENCE_IDLE_US: Final = 1_000_000
@@ -31,6 +32,8 @@ def normalise(proto: pb.ModelConfig, *, model_name: str, server: NormaliseSettin
     _normalise_version_policy(proto)
     _normalise_batching(proto)
     if proto.platform == ENSEMBLE or proto.HasField("ensemble_scheduling"):
+        for step in proto.ensemble_scheduling.step:
+            step.model_version = step.model_version or LATEST
         return
     if not proto.optimization.HasField("input_pinned_memory"):
         proto.optimization.input_pinned_memory.enable = True

@@ -68,6 +68,8 @@ class ModelRegistry(Generic[M]):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._operations: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+        self.generation = 0
+        """Another number whenever another copy of some model may serve."""
 
     # For every request
 
@@ -312,6 +314,7 @@ class ModelRegistry(Generic[M]):
     def _note_change(self, tracked: TrackedModel[M]) -> None:
         if tracked.removable and self._models.get(tracked.name) is tracked:
             del self._models[tracked.name]
+        self.generation += 1
         self._changed.set()
 
     async def _load_named(self, name: str, override: LoadOverride | None, *, keep_failure: bool = False) -> None:

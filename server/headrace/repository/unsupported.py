@@ -13,19 +13,15 @@ from headrace.repository.model_config import Problem
 from headrace_protocol._generated import model_config_pb2 as pb
 
 UNSUPPORTED: Final = {
-    "ensemble_scheduling": "ensembles are not served yet",
     "model_repository_agents": "repository agents are not supported yet",
     "model_operations.op_library_filename": "custom operator libraries are not loaded yet",
-    "instance_group[].rate_limiter": "the rate limiter is not supported yet",
-    "instance_group[].passive": "passive instances are not supported yet",
-    "instance_group[].secondary_devices": "secondary devices are not supported",
+    "instance_group[].secondary_devices": "no backend here uses a second device",
 }
 """A field that is set -> why the model cannot be served as its author means it."""
 
 IGNORED: Final = {
     "runtime": "names a file of another server's backend and is not used",
     "cc_model_filenames": "is not used: every device gets default_model_filename",
-    "instance_group[].host_policy": "is not used: processes are not bound to processors",
     "optimization.priority": "is not used",
     "optimization.cuda": "is not used",
     "optimization.gather_kernel_buffer_threshold": "is not used",

@@ -11,6 +11,7 @@ import math
 from typing import Final
 
 from headrace.repository.batch_tensors import batch_tensor_problems
+from headrace.repository.ensemble_config import validate_ensemble
 from headrace.repository.model_config import Problem
 from headrace.repository.padding import padding_problems
 from headrace.repository.platforms import BY_PLATFORM, ENSEMBLE, TENSORRT
@@ -45,6 +46,8 @@ def validate(proto: pb.ModelConfig, *, model_name: str, gpu_count: int = 0, draf
     problems += _instance_groups(proto, gpu_count)
     problems += _model_metrics(proto.model_metrics)
     problems += validate_warm_up(proto, draft=draft)
+    if proto.HasField("ensemble_scheduling"):
+        problems += validate_ensemble(proto)
     if proto.response_cache.enable:
         problems += _response_cache(proto)
     problems += unsupported(proto)
@@ -149,7 +152,10 @@ def _instance_groups(proto: pb.ModelConfig, gpu_count: int) -> list[Problem]:
             text = f"{group.name!r} is the name of instance_group[{seen[group.name]}] too"
             problems.append(Problem(f"{path}.name", text))
         seen.setdefault(group.name, index)
+        problems += _rate_limiter(group.rate_limiter, f"{path}.rate_limiter")
         total += max(0, group.count) * max(1, len(group.gpus))
+    if proto.instance_group and all(group.passive for group in proto.instance_group):
+        problems.append(Problem("instance_group", "every group is passive, so that no instance would take a request"))
     if total > MAX_INSTANCES:
         problems.append(Problem("instance_group", f"expected at most {MAX_INSTANCES} instances, got {total}"))
     return problems
@@ -174,6 +180,20 @@ def _instance_group(group: pb.ModelInstanceGroup, path: str, backend: str, gpu_c
         ]
     if group.profile and backend != TENSORRT:
         problems.append(Problem(f"{path}.profile", f"profiles belong to the backend {TENSORRT!r}, got {backend!r}"))
+    return problems
+
+
+def _rate_limiter(limiter: pb.ModelRateLimiter, path: str) -> list[Problem]:
+    problems, seen = [], set[str]()
+    for index, resource in enumerate(limiter.resources):
+        where = f"{path}.resources[{index}]"
+        if not resource.name.strip():
+            problems.append(Problem(f"{where}.name", "the resource has no name"))
+        elif resource.name.lower() in seen:
+            problems.append(Problem(f"{where}.name", f"{resource.name!r} is given twice; capitals make no difference"))
+        seen.add(resource.name.lower())
+        if resource.count < 1:
+            problems.append(Problem(f"{where}.count", f"expected >= 1, got {resource.count}"))
     return problems
 
 

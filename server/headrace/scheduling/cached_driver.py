@@ -89,7 +89,7 @@ class CachedDriver:
         """Begin a request; see SchedulerDriver.submit."""
         request = CachedRequest(prepared, done)
         regions = prepared.regions
-        if regions is not None and (regions.inputs or regions.fills_cuda):
+        if regions is not None and (regions.may_change or regions.fills_cuda):
             # What its client can change after the key was made must not become somebody else's answer.
             self._pass_on(request)
         elif self._cache.immediate and _input_bytes(prepared) <= HASHED_AT_ONCE:

@@ -61,6 +61,11 @@ class EnsembleRun:
         self._todo: list[Decision] = []
 
     @property
+    def streams(self) -> bool:
+        """Whether it may have any number of responses."""
+        return ROOT not in self._groups
+
+    @property
     def over(self) -> bool:
         """Whether the client has been given its last."""
         return self._over
@@ -356,8 +361,8 @@ class EnsembleRun:
             self._deliver(self._scopes[scope])
         error = self._failure_due()
         if error is not None:
-            self._todo.append(Fail(error))
             self._close()
+            self._todo.append(Fail(error))
         elif self._failure is None and not self._scopes[ROOT].live:
             self._finish()
         else:
@@ -410,6 +415,9 @@ class EnsembleRun:
         for source in self._held:
             self._todo.append(Release(source))
         self._held.clear()
+        for scope in self._scopes.values():  # they and their nodes hold each other
+            scope.live.clear()
+            scope.undelivered.clear()
 
     def _hold(self) -> None:
         """Hold back the decoupled steps that are too far ahead."""

@@ -1,0 +1,1 @@
+"""Ensembles at work: models without processes, whose requests go through other models."""
