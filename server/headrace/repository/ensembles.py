@@ -33,6 +33,16 @@ class Ensembles(Generic[M]):
                 found.append(member)
         return found
 
+    def failed_dependents(self, member: TrackedModel[M]) -> list[str]:
+        """Return the ensembles with this member whose last load failed, where the member serves."""
+        if not member.serving:
+            return []
+        return [
+            name
+            for name, tracked in self._models.items()
+            if member.name in tracked.members and tracked.lifecycle.failure and not (tracked.pending or tracked.gone)
+        ]
+
     def leave(self, name: str, members: Collection[str]) -> list[str]:
         """Note that an ensemble needs its members no more; return those that were loaded for it alone."""
         alone = []

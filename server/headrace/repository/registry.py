@@ -302,8 +302,17 @@ class ModelRegistry(Generic[M]):
         tracked.pending -= 1
         self._operations.discard(task)
         self._note_change(tracked)
+        if not self._on_demand and not task.cancelled() and task.exception() is None:
+            self._try_dependents(tracked)
         if self._on_demand and tracked.name not in self._known:
             self._forget_strangers()
+
+    def _try_dependents(self, member: TrackedModel[M]) -> None:
+        """Load the ensembles once more that could not be, for want of what a member has become perhaps."""
+        for name in self._ensembles.failed_dependents(member):
+            tried = self._models[name].tried
+            if tried is not None and not self._closing:
+                self._submit(name, self._load_found(name, tried))
 
     def _forget_strangers(self) -> None:
         """Forget the oldest models that only uploads gave a name: names cost nothing, so there could be any number."""
@@ -348,6 +357,7 @@ class ModelRegistry(Generic[M]):
     ) -> asyncio.Future[None]:
         """Decide what to load and begin to; what stands against it is noted and raised."""
         tracked.gone = False
+        tracked.tried = found
         source = ModelSource(
             found.name,
             found.directory,

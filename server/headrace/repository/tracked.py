@@ -70,6 +70,8 @@ class TrackedModel(Generic[M]):
         self.pending = 0
         """Operations asked for and not over."""
         self.latest_operation: asyncio.Task[None] | None = None
+        self.tried: ModelLayout | None = None
+        """What was loaded last, or tried."""
         self.layout: ModelLayout | None = None
         """What the last operation from the repository was about; the same again is not news."""
         self.gone = False

@@ -2,8 +2,9 @@
 
 import asyncio
 
+from headrace.repository.layout import scan
 from headrace.repository.registry import ModelRegistry
-from held_models import put
+from held_models import put, until
 
 ENSEMBLE = """
 platform: "ensemble"
@@ -47,3 +48,32 @@ async def test_ensembles_in_a_circle_are_refused_and_nothing_hangs(registry, rep
     failures = await asyncio.wait_for(registry.start(), 5)
     assert set(failures) == {"A", "B"}
     assert any("holds itself" in reason for reason in failures.values())
+
+
+async def test_an_ensemble_that_lacked_a_member_is_loaded_once_the_member_serves(registry, repository, loader):
+    put(repository, "ens", config=ENSEMBLE)
+    put(repository, "A")
+    loader.broken["B", 1] = "torn"
+    put(repository, "B")
+    assert set(await registry.start()) == {"B", "ens"}
+    del loader.broken["B", 1]
+    put(repository, "B", versions=(1, 2))
+    registry.apply(scan([repository]))
+    await until(lambda: [model.name for model in registry.served()] == ["A", "B", "ens"])
+
+
+async def test_an_ensemble_that_failed_of_itself_is_tried_again_only_when_a_member_was_loaded(
+    registry, repository, loader
+):
+    put(repository, "ens", config=ENSEMBLE)
+    put(repository, "A")
+    put(repository, "B")
+    loader.broken["ens", 1] = "torn"
+    await registry.start()
+    assert loader.loaded.count(("ens", 1)) == 1
+    put(repository, "C")
+    await asyncio.wait(registry.apply(scan([repository])).values())
+    assert loader.loaded.count(("ens", 1)) == 1, "C is no member of it"
+    put(repository, "A", versions=(1, 2))
+    await asyncio.wait(registry.apply(scan([repository])).values())
+    await until(lambda: loader.loaded.count(("ens", 1)) == 2)
