@@ -131,6 +131,12 @@ def traced(module: torch.nn.Module, *example: torch.Tensor) -> torch.jit.ScriptM
         return torch.jit.trace(module.eval(), example)
 
 
+def loaded_script(path: Path) -> torch.jit.ScriptModule:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.load(str(path))
+
+
 def save_script(path: Path, module: torch.nn.Module) -> Path:
     """Write a module as TorchScript."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,25 +13,15 @@ import pytest
 from clients import DOORS, ask, call
 from harness import RunningServer, running
 from repositories import add_onnx
+from voice import CONTEXT, FRAME, RATE, detector_file, probabilities, speech_like
 
 DATASETS = Path(onnxruntime.__file__).parent / "datasets"
-RATE = 16000
-FRAME, CONTEXT = 512, 64
-"""Samples that the voice detector takes at once at this rate, after those that came just before them."""
 RANDOM = np.random.default_rng(7)
 DATA_MODELS = {
     "mul_1": {"X": RANDOM.standard_normal((3, 2)).astype(np.float32)},
     "sigmoid": {"x": RANDOM.standard_normal((3, 4, 5)).astype(np.float32)},
     "logreg_iris": {"float_input": np.array([[5.0, 1.6], [6.4, 4.5], [7.2, 6.1]], np.float32)},
 }
-
-
-def silero_file() -> Path:
-    """Return the voice detector without importing its package, which needs torch."""
-    package = importlib.util.find_spec("silero_vad")
-    if package is None or not package.submodule_search_locations:
-        pytest.skip("the package silero-vad is not installed")
-    return Path(package.submodule_search_locations[0]) / "data" / "silero_vad.onnx"
 
 
 def add_file(repository: Path, name: str, file: Path) -> None:
@@ -57,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 @pytest.fixture(scope="module")
 def vad(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     repository = tmp_path_factory.mktemp("voice")
-    add_file(repository, "vad", silero_file())
+    add_file(repository, "vad", detector_file(".onnx"))
     with running(repository) as started:
         yield started
 
@@ -84,34 +73,20 @@ def test_an_output_that_no_protocol_can_carry_is_left_out_and_told(server: Runni
 # --- A voice detector with a state that the client carries, and a scalar -------------------------------------------
 
 
-def speech_like(frames: int) -> np.ndarray:
-    """Return FP32 samples: a voiced buzz with a syllable's rise and fall, after a second of near silence."""
-    count = np.arange(frames * FRAME)
-    buzz = sum(np.sin(2 * np.pi * 120 * harmonic * count / RATE) / harmonic for harmonic in range(1, 25))
-    loud = np.where(count < RATE, 1e-4, 0.5 * (1 + np.sin(2 * np.pi * 4 * count / RATE)))
-    return (0.2 * buzz * loud + 1e-4 * RANDOM.standard_normal(count.size)).astype(np.float32)
-
-
-def probabilities(run: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]], sound: np.ndarray) -> np.ndarray:
-    """Carry the state from frame to frame as a client of the detector does."""
-    state = np.zeros((2, 1, 128), np.float32)
-    padded = np.concatenate([np.zeros(CONTEXT, np.float32), sound])
-    found = []
-    for start in range(0, sound.size, FRAME):
-        frame = padded[None, start : start + CONTEXT + FRAME]
-        outputs = run({"input": frame, "state": state, "sr": np.array(RATE)})
-        state = outputs["stateN"]
-        found.append(outputs["output"].item())
-    return np.array(found)
-
-
 @pytest.mark.parametrize("door", DOORS)
 def test_the_voice_detector_finds_over_the_door_what_it_finds_without_a_server(vad: RunningServer, door: str) -> None:
     sound = speech_like(50)
-    detector = session(silero_file())
-    names = [output.name for output in detector.get_outputs()]
-    alone = probabilities(lambda inputs: dict(zip(names, detector.run(names, inputs), strict=True)), sound)
-    served = probabilities(lambda inputs: ask(vad, door, "vad", inputs), sound)
+    detector = session(detector_file(".onnx"))
+    rate = np.array(RATE)
+
+    def asked(frame: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        outputs = ask(vad, door, "vad", {"input": frame, "state": state, "sr": rate})
+        return outputs["output"], outputs["stateN"]
+
+    alone = probabilities(
+        lambda frame, state: detector.run(["output", "stateN"], {"input": frame, "state": state, "sr": rate}), sound
+    )
+    served = probabilities(asked, sound)
     np.testing.assert_allclose(served, alone, rtol=1e-4, atol=1e-6)
     assert np.ptp(alone) > 0.01, "the sound should move the detector, or the comparison says nothing"
 
@@ -125,7 +100,7 @@ def test_a_scalar_is_taken_with_and_without_a_dimension(vad: RunningServer, door
         "sr": np.array(RATE),
     }
     outputs = ask(vad, door, "vad", inputs, {"sr": shape})
-    (expected,) = session(silero_file()).run(["output"], inputs)
+    (expected,) = session(detector_file(".onnx")).run(["output"], inputs)
     np.testing.assert_allclose(outputs["output"], expected, rtol=1e-4, atol=1e-6)
 
 

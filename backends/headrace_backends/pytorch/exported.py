@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+import torch._dynamo  # a second's import that loading needs: here, forked processes share it
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument
 from torch.utils import _pytree as pytree
