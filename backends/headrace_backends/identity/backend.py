@@ -7,6 +7,7 @@ Configuration parameters: `execute_delay_ms`; `instance_wise_delay_multiplier` (
 times as long); `creation_delay_sec`; `echo_parameters` ("true": request parameters come back as response parameters);
 `echo_request` ("true": so do `sequence_id`, `sequence_start`, `sequence_end` and `timeout`, as the backend got them, and
 `execution`, the number of the batch in this process);
+`accumulate` ("true": outputs are sums over the sequence, see accumulator.py; one execution after the other);
 `fail_load` (a message); `hang_load`. The parameters in misbehaviour.py and `delay_ms` may be given in the
 configuration, for every request; a request may give them for itself only where the configuration parameter
 `allow_misbehaviour` is "true", so that no client can harm a model that was not made for it.
@@ -23,7 +24,8 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import ClassVar, Final, NamedTuple
 
-from headrace_backends.api import Batch, BatchRequest, ModelContext, ModelDescription
+from headrace_backends.api import Batch, BatchRequest, EndedSequence, ModelContext, ModelDescription
+from headrace_backends.identity.accumulator import Accumulator
 from headrace_backends.identity.misbehaviour import alter, fail, misbehave
 from headrace_backends.identity.parameters import FOREVER_S, asked, number
 from headrace_backends.identity.player import StreamPlayer
@@ -73,6 +75,7 @@ class IdentityBackend:
         self._repeats = self._decoupled and repeats(self._inputs, self._outputs)
         self._holds = asked(self._defaults, "hold_instance")
         self._player = StreamPlayer()
+        self._accumulator = Accumulator(model.config) if asked(self._defaults, "accumulate") else None
         time.sleep(number(self._defaults, "creation_delay_sec"))
         if asked(self._defaults, "hang_load"):
             threading.Event().wait()
@@ -97,6 +100,8 @@ class IdentityBackend:
         jobs: list[_Job] = []
         execution = next(self._executions)
         for request in batch.requests:
+            if not request.ready:
+                continue
             parameters = self._parameters(request)
             misbehave(parameters)
             try:
@@ -111,6 +116,11 @@ class IdentityBackend:
     def finalize(self) -> None:
         """End the thread that sends streams."""
         self._player.stop()
+
+    def end_sequence(self, sequence: EndedSequence) -> None:
+        """Forget the sums of a sequence that ended early."""
+        if self._accumulator is not None:
+            self._accumulator.end(sequence)
 
     def _stream(self, batch: Batch, delay_s: float) -> None:
         if delay_s:
@@ -151,6 +161,8 @@ class IdentityBackend:
             fail(parameters)
             sources = {name: self._source(name) for name in self._outputs}
             outputs: dict[str, Array] = {name: request.input(src) for name, src in sources.items() if src in given}
+            if self._accumulator is not None:
+                outputs = self._accumulator.add(request, outputs)
             request.respond(alter(outputs, parameters), self._echoed(job))
         except InferError as error:
             request.fail(error)
