@@ -1,4 +1,4 @@
-"""The `headrace` command: serve, check, infer, version. Parses words, calls the module that does the work, prints.
+"""The `headrace` command: serve, check, infer, import, version. Parses words, calls the module that does the work, prints.
 
 Heavy modules are imported where they are needed, so that help and mistakes are answered at once.
 """
@@ -20,6 +20,7 @@ usage: headrace <command> [...]
   serve    serve the models of a repository
   check    say what is wrong with a repository's models, without serving them
   infer    send one request to a server and print the answer
+  import   make a model of a TorchServe archive
   version  print the version
 
 headrace <command> --help tells a command's options.
@@ -42,6 +43,7 @@ def _run(words: list[str]) -> int:
         "serve": _serve,
         "check": _check,
         "infer": _infer,
+        "import": _import,
         "version": _version,
     }
     if not words or words[0] in {"-h", "--help", "help"}:
@@ -99,6 +101,12 @@ def _check(words: list[str]) -> int:
 
 def _infer(words: list[str]) -> int:
     from headrace.client.command import run
+
+    return run(words)
+
+
+def _import(words: list[str]) -> int:
+    from headrace.importing.command import run
 
     return run(words)
 

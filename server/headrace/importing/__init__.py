@@ -1,0 +1,1 @@
+"""Models of other servers made into models of this one: `headrace import`."""
