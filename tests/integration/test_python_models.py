@@ -392,3 +392,15 @@ def test_a_model_says_whether_it_is_ready(tmp_path: Path) -> None:
         for name in forms:
             server.wait_status(f"/v2/models/{name}/ready", 200)
         assert server.status("/v2/health/ready") == 200
+
+
+def test_the_class_of_the_guide_runs(tmp_path: Path) -> None:
+    guide = (MODELS.parents[1] / "docs" / "python_models.md").read_text()
+    io = '{ name: "%s" data_type: TYPE_INT32 dims: [ 1 ] }'
+    (tmp_path / "mine" / "1").mkdir(parents=True)
+    (tmp_path / "mine" / "config.pbtxt").write_text(f'backend: "python" input [ {io % "IN"} ] output [ {io % "OUT"} ]')
+    (tmp_path / "mine" / "1" / "model.py").write_text(guide.split("```python\n")[1].split("```")[0])
+    with running(tmp_path) as server:
+        assert infer(server, "mine", ("IN", "INT32", [1], [21]))[1]["outputs"][0]["data"] == [42]
+        server.stop()
+        assert any("mine_0 ends" in line for line in server.lines)
