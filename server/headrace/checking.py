@@ -14,17 +14,18 @@ from pathlib import Path
 
 import uvloop
 
-from headrace.app import make_loader
+from headrace.app import completion_of, make_loader
 from headrace.clock import SystemClock
 from headrace.config import ServerConfig
-from headrace.instances.loader import InstanceLoader
+from headrace.ensembles.checking import FoundModels, members_first
+from headrace.ensembles.loader import is_ensemble
 from headrace.observability import logging as log_setup
 from headrace.repository import layout
 from headrace.repository.config_loading import read_config
 from headrace.repository.config_text import to_text
 from headrace.repository.layout import ModelLayout
 from headrace.repository.model_config import ConfigError
-from headrace.repository.planning import choose_versions
+from headrace.repository.planning import choose_versions, members_of
 from headrace.repository.sources import ModelSource
 from headrace_protocol.errors import InferError
 
@@ -45,54 +46,78 @@ async def _check(config: ServerConfig, print_config: bool) -> int:
     snapshot = await asyncio.to_thread(layout.scan, repositories)
     for warning in snapshot.warnings:
         print(f"warning: {warning}")
-    loader = make_loader(config, SystemClock())
+    checker = _Checker(config, print_config)
     bad = 0
     try:
-        for _, found in sorted(snapshot.models.items()):
-            lines = await _check_model(loader, found, config.model_config_name or None, print_config)
+        for name in members_first({name: checker.members_of(found) for name, found in snapshot.models.items()}):
+            lines = await checker.check(snapshot.models[name])
             bad += lines[0].startswith("BAD")
             print("\n".join(lines))
     finally:
-        loader.close()
+        checker.loader.close()
     print(f"{len(snapshot.models) - bad} of {len(snapshot.models)} models can serve")
     return 1 if bad else 0
 
 
-async def _check_model(
-    loader: InstanceLoader, found: ModelLayout, config_name: str | None, print_config: bool
-) -> list[str]:
-    """Return lines about one model; the first starts with OK or BAD."""
-    warnings = [f"     warning: {warning}" for warning in found.warnings]
-    if found.problem:
-        return [f"BAD  {found.name}", f"     {found.problem}", *warnings]
-    try:
-        parsed = read_config(found.directory, config_name)
-        chosen = choose_versions(parsed.proto.version_policy, found.versions)
-    except ConfigError as error:
-        return [f"BAD  {found.name}", *_problems(error), *warnings]
-    if not chosen.versions:
-        why = "its version policy chooses none of its versions" if found.versions else "it has no version folder"
-        return [f"BAD  {found.name}", f"     {why}", *warnings]
-    source = ModelSource(found.name, found.directory, found.versions, parsed)
-    lines: list[str] = []
-    good = True
-    for version in chosen.versions:
+class _Checker:
+    """Loads one model after the other, members before the ensembles that are made of them."""
+
+    def __init__(self, config: ServerConfig, print_config: bool) -> None:
+        self.loader = make_loader(config, SystemClock())
+        self._completion = completion_of(config)
+        self._config_name = config.model_config_name or None
+        self._print_config = print_config
+        self._found = FoundModels()
+
+    def members_of(self, found: ModelLayout) -> frozenset[str]:
+        """Return the members of an ensemble; none of what is none, or cannot be read."""
         try:
-            model, notes = await loader.load_with_notes(source, version)
+            return members_of(read_config(found.directory, self._config_name).proto)
+        except ConfigError:
+            return frozenset()
+
+    async def check(self, found: ModelLayout) -> list[str]:
+        """Return lines about one model; the first starts with OK or BAD."""
+        warnings = [f"     warning: {warning}" for warning in found.warnings]
+        if found.problem:
+            return [f"BAD  {found.name}", f"     {found.problem}", *warnings]
+        try:
+            parsed = read_config(found.directory, self._config_name)
+            chosen = choose_versions(parsed.proto.version_policy, found.versions)
         except ConfigError as error:
-            good = False
-            lines += [f"     version {version}:", *_problems(error)]
-            continue
-        except InferError as error:
-            good = False
-            lines.append(f"     version {version}: {error.message}")
-            continue
-        lines.append(f"     version {version} loads in {model.load_seconds:.2f} s")
+            return [f"BAD  {found.name}", *_problems(error), *warnings]
+        if not chosen.versions:
+            why = "its version policy chooses none of its versions" if found.versions else "it has no version folder"
+            return [f"BAD  {found.name}", f"     {why}", *warnings]
+        source = ModelSource(found.name, found.directory, found.versions, parsed)
+        lines: list[str] = []
+        good = True
+        for version in chosen.versions:
+            try:
+                lines += await self._check_version(source, version)
+            except ConfigError as error:
+                good = False
+                lines += [f"     version {version}:", *_problems(error)]
+            except InferError as error:
+                good = False
+                lines.append(f"     version {version}: {error.message}")
+        return [f"{'OK ' if good else 'BAD'}  {found.name}", *lines, *warnings]
+
+    async def _check_version(self, source: ModelSource, version: int) -> list[str]:
+        """Return lines about a version that can serve. Raises ConfigError, InferError for one that cannot."""
+        if is_ensemble(source.config.proto):
+            config, notes = self._found.check(source, version, self._completion)
+            lines = [f"     version {version} fits its members"]
+        else:
+            model, notes = await self.loader.load_with_notes(source, version)
+            await self.loader.unload(model)
+            config = model.config
+            self._found.add(config, version)
+            lines = [f"     version {version} loads in {model.load_seconds:.2f} s"]
         lines += [f"       {note}" for note in notes]
-        if print_config:
-            lines += [f"       {line}" for line in to_text(model.config.proto).splitlines()]
-        await loader.unload(model)
-    return [f"{'OK ' if good else 'BAD'}  {found.name}", *lines, *warnings]
+        if self._print_config:
+            lines += [f"       {line}" for line in to_text(config.proto).splitlines()]
+        return lines
 
 
 def _problems(error: ConfigError) -> list[str]:
