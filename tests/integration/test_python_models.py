@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -178,6 +180,18 @@ def test_a_model_completes_its_configuration(server: RunningServer, client: trit
 def test_modules_beside_the_model_and_in_its_directory_are_imported(client: triton.InferenceServerClient) -> None:
     result = client.infer("several_files", [tensor("IN", np.zeros(1, np.int32))])
     assert result.as_numpy("OUT").tolist() == [b"beside", b"above", b"beside"]
+
+
+def test_a_reload_takes_a_helper_module_that_was_replaced(tmp_path: Path) -> None:
+    model = Path(shutil.copytree(MODELS / "several_files", tmp_path / "several_files"))
+    flags = ("--model-control-mode=explicit", "--load-model=several_files")
+    with running(tmp_path, *flags) as server:
+        for word in ("beside", "afresh"):
+            (model / "1" / "beside_the_model.py").write_text(f'WORD = "{word}"')
+            os.utime(model / "1" / "beside_the_model.py", (1, 1))
+            assert call(server, "/v2/repository/models/several_files/load", {})[0] == 200
+            answer = infer(server, "several_files", ("IN", "INT32", [1], [0]))[1]
+            assert answer["outputs"][0]["data"] == [word, "above", word]
 
 
 def test_what_a_model_says_is_in_the_log(server: RunningServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 from typing import Any
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from headrace_backends.python import pb_utils
+from headrace_backends.python import dlpack, pb_utils
 from headrace_backends.python.pb_utils import InferenceRequest, InferenceResponse, ModelConfig, Tensor, TritonError
+from headrace_protocol.errors import invalid
 
 PUBLIC = """
 InferenceRequest InferenceResponse InferenceTrace Logger MetricFamily ModelConfig PreferredMemory
@@ -377,3 +379,68 @@ def test_what_was_written_already_may_be_said_again() -> None:
 def test_what_contradicts_the_configuration_is_refused(written: dict[str, Any], complete: Any, text: str) -> None:
     with pytest.raises((ValueError, TypeError), match=f"auto_complete_config of model 'm': .*{text}"):
         complete(config(**written))
+
+
+# --- GPU memory, by a stand-in for the CUDA runtime --------------------------------------------------------------------
+
+
+class OnGpu:
+    """A producer whose host memory is said to be a GPU's."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        self.streams: list[int | None] = []
+
+    def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
+        self.streams.append(stream)
+        capsule = self.array.__dlpack__()
+        dlpack._head("x", capsule).device_type = dlpack.CUDA
+        return capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (dlpack.CUDA, 0)
+
+
+class Runtime:
+    def to_host(self, address: int, nbytes: int) -> bytearray:
+        return bytearray(ctypes.string_at(address, nbytes))
+
+
+def test_a_tensor_in_gpu_memory_is_copied_to_the_host_when_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dlpack, "load_runtime", Runtime)
+    producer = OnGpu(np.arange(6, dtype=np.float32).reshape(2, 3))
+    tensor = Tensor.from_dlpack("x", producer)
+    assert (tensor.is_cpu(), tensor.shape(), tensor.triton_dtype()) == (False, [2, 3], 11)
+    assert tensor.__dlpack_device__() == (dlpack.CUDA, 0)
+    with pytest.raises(pb_utils.TritonModelException, match="in GPU memory"):
+        tensor.as_numpy()
+    assert tensor._array.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert producer.streams == [1, 1]
+    assert tensor.__dlpack__(stream=7) is not None
+    assert tensor.to_dlpack() is not None
+
+
+def test_a_tensor_in_gpu_memory_is_contiguous() -> None:
+    with pytest.raises(pb_utils.TritonModelException, match="contiguous"):
+        Tensor.from_dlpack("x", OnGpu(np.arange(6).reshape(2, 3).T))
+
+
+def test_without_a_cuda_runtime_gpu_memory_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Runtime:
+        raise invalid("this process has no CUDA runtime library")
+
+    monkeypatch.setattr(dlpack, "load_runtime", none)
+    tensor = Tensor.from_dlpack("x", OnGpu(np.arange(6)))
+    with pytest.raises(pb_utils.TritonModelException, match="tensor 'x': .*no CUDA runtime library"):
+        _ = tensor._array
+
+
+@pytest.mark.gpu
+def test_torch_tensors_of_a_gpu_come_to_the_host() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU that torch can use")
+    given = torch.arange(6, device="cuda").reshape(2, 3)
+    tensor = Tensor.from_dlpack("x", given)
+    assert not tensor.is_cpu()
+    assert tensor._array.tolist() == given.tolist()
+    assert torch.equal(torch.from_dlpack(tensor), given)

@@ -53,7 +53,7 @@ class SingleRun:
         received = ReceivedBatch(batch, self._tensors)
         try:
             requests = [ReceivedRequest(received, request) for request in batch.requests]
-            responses = self._checked(self._call(batch, requests), requests)
+            responses = self._checked(self._call(batch, list(requests)), requests)
             if not received.special:
                 self._tensors.answers.give(batch, responses)
                 return
@@ -69,6 +69,7 @@ class SingleRun:
             self._loop.close(limit_s)
 
     def _call(self, batch: Batch, requests: list[ReceivedRequest]) -> Any:
+        """Return what the model's code returns; the list is its to change."""
         try:
             if self._loop is None:
                 return self._execute(requests)
@@ -149,7 +150,7 @@ class StreamRun:
             self._loop.start(executing(batch, self._finish(requests, replies)))
             return
         try:
-            self._end(self._execute(requests), requests)
+            self._end(self._execute(list(requests)), requests)
         except BaseException as error:
             self._fail(error, replies)
             return
@@ -161,7 +162,7 @@ class StreamRun:
 
     async def _finish(self, requests: list[ReceivedRequest], replies: list[StreamReply]) -> None:
         try:
-            self._end(await self._execute(requests), requests)
+            self._end(await self._execute(list(requests)), requests)
         except BaseException as error:
             self._fail(error, replies)
 
