@@ -17,6 +17,7 @@ import onnx_models
 from figures import metric, wait_until
 from harness import RunningServer, running
 from repositories import add_decoupled, add_identity, add_onnx, add_sample
+from stock_streams import inputs, is_final, streaming
 
 LIMIT_S = 30.0
 FREED_WITHIN_S = 0.1
@@ -34,53 +35,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     add_onnx(repository, "endless", onnx_models.endless, config=one_by_one)
     with running(repository) as server:
         yield server
-
-
-class Stream:
-    """One ModelStreamInfer call of the stock client."""
-
-    def __init__(self, client: triton.InferenceServerClient) -> None:
-        self._client = client
-        self._outcomes: queue.Queue[tuple[triton.InferResult | None, Exception | None]] = queue.Queue()
-        client.start_stream(lambda result, error: self._outcomes.put((result, error)))
-
-    def send(self, model: str, tensors: dict[str, np.ndarray], **options: Any) -> None:
-        """Send a request."""
-        self._client.async_stream_infer(model, inputs(tensors), enable_empty_final_response=True, **options)
-
-    def next(self) -> triton.InferResult:
-        """Return the next response; raises the error that came instead."""
-        result, error = self._outcomes.get(timeout=LIMIT_S)
-        if error is not None:
-            raise error
-        assert result is not None
-        return result
-
-    def to_final(self) -> list[triton.InferResult]:
-        """Return the responses up to the final one of a request."""
-        results = [self.next()]
-        while not is_final(results[-1]):
-            results.append(self.next())
-        return results
-
-
-def inputs(tensors: dict[str, np.ndarray]) -> list[triton.InferInput]:
-    made = []
-    for name, array in tensors.items():
-        tensor = triton.InferInput(name, list(array.shape), triton.np_to_triton_dtype(array.dtype))
-        made.append(tensor.set_data_from_numpy(array))
-    return made
-
-
-def is_final(result: triton.InferResult) -> bool:
-    return bool(result.get_response().parameters["triton_final_response"].bool_param)
-
-
-@contextlib.contextmanager
-def streaming(server: RunningServer) -> Iterator[Stream]:
-    with triton.InferenceServerClient(server.grpc) as client:
-        yield Stream(client)
-        client.stop_stream(cancel_requests=True)
 
 
 ROW = {"INPUT0": np.ones((1, 2), np.float32)}

@@ -13,6 +13,7 @@ from headrace.ensembles.model import EnsembleModel
 from headrace.instances.arenas import ArenaTable
 from headrace.instances.loaded_model import LoadedModel
 from headrace.instances.loader import InstanceLoader
+from headrace.instances.served_model import ServedModel
 from headrace.observability.statistics import ModelStatistics
 from headrace.repository.config_loading import Completion, finish_config
 from headrace.repository.labels import labels_of
@@ -99,8 +100,11 @@ class EnsembleLoader:
 
     async def unload(self, model: LoadedModel) -> None:
         """Take a version down."""
-        await model.stop()
-        _log.info("unloaded model %s version %d", model.name, model.version)
+        if isinstance(model, ServedModel):
+            await self._processes.unload(model)
+        else:
+            await model.stop()
+            _log.info("unloaded ensemble %s version %d", model.name, model.version)
 
     def close(self) -> None:
         """End what the processes of models were forked from; models must be gone."""
