@@ -47,6 +47,7 @@ from headrace.repository.registry import ModelRegistry
 from headrace.repository.uploads import UploadStore
 from headrace.repository.watcher import RepositoryWatcher
 from headrace.response_cache import LocalCache, ResponseCache
+from headrace.scheduling.rate_limiter import RateLimiter
 from headrace.shared_memory import MAX_REGIONS, RegionTable
 from headrace.types import ServerMetadata
 from headrace_protocol.errors import InferError
@@ -96,6 +97,7 @@ def make_loader(
     services: BackendServices | None = None,
     cache: ResponseCache | None = None,
     arenas: ArenaTable | None = None,
+    limiter: RateLimiter | None = None,
 ) -> InstanceLoader:
     """Return the loader that a configuration describes, of models with processes of their own."""
     settings = ProcessSettings(
@@ -104,10 +106,17 @@ def make_loader(
         restart_limit=config.backend_restart_limit,
         restart_window_s=config.backend_restart_window_secs,
         arenas=arenas,
+        host_policies=config.host_policies,
+        limiter=limiter,
     )
     return InstanceLoader(
         settings, completion_of(config), config.backend_settings, _statistics_maker(config), clock, services, cache
     )
+
+
+def make_limiter(config: ServerConfig) -> RateLimiter | None:
+    """Return what limits executions by resources, where a configuration says that they are."""
+    return RateLimiter(config.rate_limits) if config.rate_limits is not None else None
 
 
 def completion_of(config: ServerConfig) -> Completion:
@@ -170,8 +179,9 @@ class Server:
         self._services = BackendServices(clock)
         self._cache = make_cache(config, clock)
         arenas = ArenaTable()
+        limiter = make_limiter(config)
         self._loader = EnsembleLoader(
-            make_loader(config, clock, self._services, self._cache, arenas),
+            make_loader(config, clock, self._services, self._cache, arenas, limiter),
             completion_of(config),
             _statistics_maker(config),
             arenas,
@@ -208,7 +218,7 @@ class Server:
         self._grpc = GrpcGateway(self._data, self._control, config.grpc, clock)
         traces = self._tracer if config.trace.file else None
         collector = MetricsCollector(
-            _Metrics(self._registry), config.metrics, clock, traces, self._services.metrics, self._cache
+            _Metrics(self._registry), config.metrics, clock, traces, self._services.metrics, self._cache, limiter
         )
         self._metrics = MetricsServer(config.metrics, collector)
         self._watcher = RepositoryWatcher(self._registry, repositories, config.repository_poll_secs)

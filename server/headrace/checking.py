@@ -14,7 +14,7 @@ from pathlib import Path
 
 import uvloop
 
-from headrace.app import completion_of, make_loader
+from headrace.app import completion_of, make_limiter, make_loader
 from headrace.clock import SystemClock
 from headrace.config import ServerConfig
 from headrace.ensembles.checking import FoundModels, members_first
@@ -63,7 +63,7 @@ class _Checker:
     """Loads one model after the other, members before the ensembles that are made of them."""
 
     def __init__(self, config: ServerConfig, print_config: bool) -> None:
-        self.loader = make_loader(config, SystemClock())
+        self.loader = make_loader(config, SystemClock(), limiter=make_limiter(config))
         self._completion = completion_of(config)
         self._config_name = config.model_config_name or None
         self._print_config = print_config

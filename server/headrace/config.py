@@ -20,6 +20,7 @@ from headrace.gateway.grpc.settings import GrpcSettings
 from headrace.gateway.http.settings import HttpSettings
 from headrace.gateway.restricted import Group, by_kind
 from headrace.options import UsageError, gather
+from headrace.placement_options import HostPolicies, Limits, host_policies, rate_limits
 from headrace.trace_options import TraceSettings, trace_settings
 
 
@@ -92,6 +93,9 @@ class ServerConfig:
     backend_restart_window_secs: float
     backend_config: Mapping[str, Mapping[str, str]]
     """Settings by backend; under "" those of every backend, which a backend's own go before."""
+    rate_limits: Limits | None
+    """How many of which resource there are; None = executions are limited by instances alone."""
+    host_policies: HostPolicies
     cache: CacheSettings | None
     """Where answers are kept; None = nowhere."""
     allow_http: bool
@@ -124,10 +128,12 @@ def load_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -
     metrics = _metrics_config(values["metrics-config"], problems)
     trace = trace_settings(values, problems, warnings)
     cache = cache_settings(values, environ, problems, warnings)
+    limits = rate_limits(values, problems, warnings)
+    policies = host_policies(values["host-policy"], problems)
     problems += _conflicts(values)
     if problems:
         raise UsageError(problems)
-    return _build(values, metrics, trace, cache, warnings)
+    return _build(values, metrics, trace, cache, limits, policies, warnings)
 
 
 def _parse(flag: Flag, source: str, texts: Sequence[str], problems: list[str]) -> object:
@@ -148,6 +154,8 @@ def _build(
     metrics: Mapping[str, Any],
     trace: TraceSettings,
     cache: CacheSettings | None,
+    limits: Limits | None,
+    policies: HostPolicies,
     warnings: list[str],
 ) -> ServerConfig:
     backend_config: dict[str, dict[str, str]] = {}
@@ -176,6 +184,8 @@ def _build(
         backend_restart_window_secs=values["backend-restart-window-secs"],
         backend_config=backend_config,
         cache=cache,
+        rate_limits=limits,
+        host_policies=policies,
         allow_http=values["allow-http"],
         http=HttpSettings(
             address=values["http-address"],

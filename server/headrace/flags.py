@@ -195,6 +195,17 @@ def scoped_settings(scope: str) -> Callable[[str], tuple[str, dict[str, str]]]:
     return parse
 
 
+def resource_limit(value: str) -> tuple[str, int | None, int]:
+    """Parse `<resource>:<count>[:<device>]`."""
+    name, *numbers = value.split(":")
+    if not name.strip() or not 1 <= len(numbers) <= 2:
+        raise ValueError(f"expected <resource>:<count>[:<device>], got {value!r}")
+    count, *device = (int(number) if number.strip().isdecimal() else -1 for number in numbers)
+    if count < 1 or (device and not 0 <= device[0] < 1024):
+        raise ValueError(f"expected <resource>:<count>[:<device>] with a count >= 1, got {value!r}")
+    return name.strip().lower(), device[0] if device else None, count
+
+
 _PORT = integer(0, 65535)
 _MILLISECONDS = integer(1, INT32_MAX)
 
@@ -272,6 +283,30 @@ SERVED = (
         many=True,
     ),
     _served("response-cache-byte-size", integer(0), "0", "deprecated: use --cache-config local,size=..."),
+    _served(
+        "rate-limit",
+        choice("off", "execution_count"),
+        "off",
+        "execution_count: an instance runs only while the resources of its rate_limiter are there",
+        "MODE",
+    ),
+    _served(
+        "rate-limit-resource",
+        resource_limit,
+        None,
+        "<resource>:<count>[:<device>]; without it there are as many as the neediest instance needs",
+        "LIMIT",
+        many=True,
+    ),
+    _served(
+        "host-policy",
+        scoped_settings("policy"),
+        None,
+        "<policy>,cpu-cores=0-3,8 or <policy>,numa-node=0: the processors of instances that name this host_policy, or "
+        "of all of a kind: cpu, model, gpu_<device>",
+        "SETTING",
+        many=True,
+    ),
     _served("allow-http", boolean, "true", "serve HTTP", "BOOL"),
     _served("http-address", name, "0.0.0.0", "address of the HTTP service: a host, or unix:<path>", "ADDRESS"),
     _served("http-port", _PORT, "8000", "port of the HTTP service; 0 = any free one", "PORT"),
@@ -426,9 +461,6 @@ REFUSED = (
     _refused("grpc-server-cert", "", _TLS),
     _refused("grpc-server-key", "", _TLS),
     _refused("grpc-root-cert", "", _TLS),
-    _refused("rate-limit", "off", "executions are limited by instances alone"),
-    _refused("rate-limit-resource", "", "executions are limited by instances alone"),
-    _refused("host-policy", "", "set CPU affinity for the whole server"),
     _refused("allow-sagemaker", "false", "there is no SageMaker service"),
     _refused("allow-vertex-ai", "false", "there is no Vertex AI service"),
 )

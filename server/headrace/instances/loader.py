@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from headrace.clock import Clock
+from headrace.instances.placement import Placement, placements
 from headrace.instances.process import ExecLauncher, Launcher
 from headrace.instances.served_model import InstancePool, ServedModel
 from headrace.instances.services import BackendServices
@@ -100,7 +101,7 @@ class InstanceLoader:
 
         try:
             ready: Ready | None = None
-            for message in self._initializes(source, version, directory, draft, backend_config):
+            for message, placement in self._initializes(source, version, directory, draft, backend_config):
                 left = message.instances
                 while left:
                     part = _with_instances(message, left)
@@ -112,6 +113,7 @@ class InstanceLoader:
                         on_capacity,
                         on_given_up,
                         pool.services,
+                        placement,
                     )
                     pool.supervisors.append(supervisor)
                     answer = await supervisor.start()
@@ -138,6 +140,7 @@ class InstanceLoader:
                 self._clock,
                 *await self._caching(config, source, version),
             )
+            served.admit()
             if pool.services is not None:
                 pool.services.loaded = True
         except BaseException:
@@ -198,16 +201,17 @@ class InstanceLoader:
 
     def _initializes(
         self, source: ModelSource, version: int, directory: Path, draft: ModelConfig, backend_config: dict[str, str]
-    ) -> list[Initialize]:
-        """Return one message a device: which instances it gets, group by group."""
-        places: dict[tuple[str, int], list[str]] = {}
+    ) -> list[tuple[Initialize, Placement]]:
+        """Return one message for each process, which says what instances it has; there may be more than it takes."""
+        limited = self._settings.limiter is not None
         for group in draft.instance_groups:
-            for device in group.gpus if group.kind == "KIND_GPU" else (0,):
-                names = places.setdefault((group.kind, device), [])
-                names.extend(f"{group.name}_{number}" for number in range(group.count))
+            if group.host_policy and group.host_policy not in self._settings.host_policies:
+                text = "model %s: there is no --host-policy %s; instances of group %s run on any processor"
+                _log.warning(text, draft.name, group.host_policy, group.name)
         values = backend_values(draft)
-        return [
-            Initialize(
+        messages = []
+        for placement, names in placements(draft.instance_groups, limited=limited).items():
+            message = Initialize(
                 protocol=PROTOCOL,
                 backend=draft.backend,
                 model_name=source.name,
@@ -217,12 +221,12 @@ class InstanceLoader:
                 config=values,
                 backend_config=backend_config,
                 instances=tuple(names),
-                kind=kind,
-                device=device,
+                kind=placement.kind,
+                device=placement.device,
                 auto_complete=self._completion.auto_complete,
             )
-            for (kind, device), names in places.items()
-        ]
+            messages.append((message, placement))
+        return messages
 
 
 def with_settings(completion: Completion, settings: Mapping[str, str]) -> Completion:

@@ -13,6 +13,7 @@ from typing import Final
 
 from headrace.instances.arenas import ArenaTable
 from headrace.instances.channel import BackendChannel
+from headrace.instances.gate import Gate
 from headrace.instances.payload import Payload
 from headrace.instances.process import Child
 from headrace.instances.regions import Attachments
@@ -98,6 +99,8 @@ class ModelProcess:
         """Instances that run nothing now."""
         self.slots = 0
         """How many instances it has, free or not."""
+        self.gate: Gate | None = None
+        """What a batch has to pass, where executions are limited by resources."""
         self.last_pong: int = 0
         self.model_ready = True
         """Whether the model itself says that it can serve."""
@@ -161,6 +164,8 @@ class ModelProcess:
         self.free.remove(instance)
         self._next_batch = batch + 1
         self._running[batch] = _Running(payload, instance, on_done, on_response)
+        if self.gate is not None:
+            self.gate.enter()
         self._channel.send([command])
         return batch
 
@@ -318,6 +323,8 @@ class ModelProcess:
             raise InferError(ErrorCode.INTERNAL, f"the end of the batch {message.batch}, which does not run")
         self.free.append(running.instance)
         running.executed = True
+        if self.gate is not None:
+            self.gate.leave()
         if running.open:
             running.on_done(running.payload, (), message)
             self._on_slot_free()
@@ -359,6 +366,8 @@ class ModelProcess:
         self._attachments.close()
         what = "the request was cut off" if self._stopping else "the backend process failed while it ran this request"
         for entry in running.values():
+            if self.gate is not None and not entry.executed:
+                self.gate.leave()
             error = InferError(ErrorCode.UNAVAILABLE, f"{what}: {reason}", FailureReason.BACKEND)
             if entry.on_response is not None:
                 for index in sorted(entry.open - entry.refused):

@@ -37,7 +37,7 @@ class InstancePool:
         most = 0
         for supervisor in self.supervisors:
             process = supervisor.process
-            if process is not None and len(process.free) > most:
+            if process is not None and len(process.free) > most and (process.gate is None or process.gate.open):
                 best, most = process, len(process.free)
         return best
 
@@ -90,7 +90,11 @@ class ServedModel:
         self.cached: Final = cache is not None
         self.sequences: Final = self._sequence_driver(clock) if config.sequence_batching is not None else None
         """The driver, where the model takes sequences."""
-        self.driver: Final[Driver] = self.sequences or self._request_driver(clock, cache, identity)
+        self._batches: Final = self.sequences or self._request_driver(clock, kept=cache is not None)
+        """The driver that hands batches to instances."""
+        self.driver: Final[Driver] = (
+            self._batches if cache is None else self._cached_driver(self._batches, clock, cache, identity)
+        )
 
     def _sequence_driver(self, clock: Clock) -> SequenceDriver:
         config, settings = self.config, self.config.sequence_batching
@@ -109,23 +113,30 @@ class ServedModel:
             iterative=settings.iterative,
         )
 
-    def _request_driver(self, clock: Clock, cache: ResponseCache | None, identity: bytes) -> Driver:
-        config, pool = self.config, self.pool
-        batching = config.dynamic_batching
-        ordered = batching is not None and batching.preserve_ordering and not config.decoupled
-        ordering = OrderedRelease() if ordered else None
-        driver = SchedulerDriver(
-            make_scheduler(config),
-            pool,
+    def _request_driver(self, clock: Clock, *, kept: bool) -> SchedulerDriver:
+        return SchedulerDriver(
+            make_scheduler(self.config),
+            self.pool,
             self.signature,
             self.statistics,
             clock,
-            ordering if cache is None else None,
-            decoupled=config.decoupled,
+            None if kept else self._ordering(),
+            decoupled=self.config.decoupled,
         )
-        if cache is None:
-            return driver
-        return CachedDriver(driver, cache, lambda: identity, self.signature, self.statistics, clock, ordering)
+
+    def _cached_driver(self, driver: Driver, clock: Clock, cache: ResponseCache, identity: bytes) -> CachedDriver:
+        return CachedDriver(driver, cache, lambda: identity, self.signature, self.statistics, clock, self._ordering())
+
+    def _ordering(self) -> OrderedRelease | None:
+        batching = self.config.dynamic_batching
+        ordered = batching is not None and batching.preserve_ordering and not self.config.decoupled
+        return OrderedRelease() if ordered else None
+
+    def admit(self) -> None:
+        """Let batches into the processes. Raises INVALID_ARG where an instance could never run, for lack of resources."""
+        for supervisor in self.pool.supervisors:
+            supervisor.admit(self._batches.ripe)
+        self._batches.limited = any(supervisor.gate is not None for supervisor in self.pool.supervisors)
 
     @property
     def ready(self) -> bool:

@@ -10,17 +10,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from headrace.clock import Clock
 from headrace.instances.arenas import ArenaTable
+from headrace.instances.gate import Gate
 from headrace.instances.model_process import ModelProcess
+from headrace.instances.placement import ANYWHERE, Placement, bind
 from headrace.instances.process import Launcher
 from headrace.instances.restart import RestartPolicy
 from headrace.instances.services import ModelServices
 from headrace.instances.warm_up import WarmUp
+from headrace.scheduling.rate_limiter import RateLimiter
 from headrace_protocol.errors import InferError, unavailable
 from headrace_protocol.messages import Initialize, Ready
 
@@ -41,6 +44,10 @@ class ProcessSettings:
     restart_window_s: float = 60.0
     heartbeat_s: float = HEARTBEAT_S
     silent_s: float = SILENT_S
+    host_policies: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """Processors by the name of the policy."""
+    limiter: RateLimiter | None = None
+    """Who says which instances may run; None = all that are free."""
     arenas: ArenaTable | None = None
     """Where their arenas are made known to each other."""
 
@@ -57,8 +64,10 @@ class Supervisor:
         on_capacity: Callable[[], None],
         on_given_up: Callable[[str], None],
         services: ModelServices | None = None,
+        placement: Placement = ANYWHERE,
     ) -> None:
         self.process: ModelProcess | None = None
+        self.placement = placement
         self.slots = 1
         """Instances that each of its processes has."""
         self.label = f"{initialize.model_name}:{initialize.version}"
@@ -74,6 +83,9 @@ class Supervisor:
         self._on_given_up = on_given_up
         self._services = services
         self._warm_up: WarmUp | None = None
+        self.gate: Gate | None = None
+        """What batches have to pass, where they need resources that there are only so many of."""
+        self._admitted = False
         self._task: asyncio.Task[None] | None = None
         self._death: asyncio.Future[str] | None = None
 
@@ -93,6 +105,27 @@ class Supervisor:
             raise unavailable(f"the backend process ended as soon as the model was loaded: {self.reason}")
         await warm_up.run(self.process, self._initialize.instances, timeout_s)
 
+    def admit(self, ripe: Callable[[ModelProcess], bool]) -> None:
+        """Let batches in, now that the model is complete; `ripe` tells whether there is one for a process.
+
+        Raises INVALID_ARG where an instance could never run, for lack of resources.
+        """
+        placement, limiter = self.placement, self._settings.limiter
+        if placement.needs and not placement.passive and limiter is not None:
+
+            def wants() -> bool:
+                return self.process is not None and bool(self.process.free) and ripe(self.process)
+
+            self.gate = Gate(limiter, placement.needs, placement.device, placement.priority, wants, self._on_capacity)
+        self._admitted = True
+        if self.process is not None:
+            self._admit(self.process)
+
+    def _admit(self, process: ModelProcess) -> None:
+        process.gate = self.gate
+        if self.placement.passive:
+            process.free, process.slots = [], 0
+
     async def stop(self) -> None:
         """End the process and the watch. Idempotent."""
         if self._task is not None:
@@ -104,6 +137,8 @@ class Supervisor:
         self.reason = "unloaded"
         if process is not None:
             await process.stop()
+        if self.gate is not None:
+            self.gate.close()
 
     def abort(self) -> None:
         """Kill the process and fail the requests in it. `stop` follows."""
@@ -119,9 +154,14 @@ class Supervisor:
                 self.process = None
                 self.reason = reason
                 self._on_capacity()  # whoever bound something to the process takes note
+                if self.gate is not None:
+                    self.gate.changed()
 
         try:
             child = await self._launcher.launch()
+            cores = self._settings.host_policies.get(self.placement.policy_name)
+            if cores is not None:
+                bind(child.pid, cores)
             process = ModelProcess(
                 child,
                 self._settings.arena_bytes,
@@ -142,8 +182,10 @@ class Supervisor:
             except BaseException:
                 process.kill()
                 raise
+        if self._admitted:
+            self._admit(process)
         self.process = process
-        self.slots = process.slots
+        self.slots = 0 if self.placement.passive else process.slots
         self._death = death
         self.reason = ""
         return ready

@@ -29,6 +29,7 @@ from headrace.observability.processes import ProcessUsage
 from headrace.observability.snapshot import Snapshot
 from headrace.observability.statistics import FIRST_RESPONSE_FAMILY, ModelStatistics
 from headrace.response_cache import LocalCache, ResponseCache
+from headrace.scheduling.rate_limiter import GLOBAL, RateLimiter
 from headrace_protocol.errors import InferError, unavailable
 
 _SLICE_NS = 1_000_000
@@ -233,12 +234,14 @@ class MetricsCollector:
         traces: TraceCounts | None = None,
         custom: CustomMetrics | None = None,
         cache: ResponseCache | None = None,
+        limiter: RateLimiter | None = None,
     ) -> None:
-        """`traces`, `custom` (what backends show of themselves), `cache`: None where there can be none."""
+        """`traces`, `custom` (what backends show of themselves), `cache`, `limiter`: None where there can be none."""
         self._source = source
         self._traces = traces
         self._custom = custom
         self._cache = cache
+        self._limiter = limiter
         self._settings = settings
         self._clock = clock
         self._machine = MachineMetrics(settings)
@@ -268,6 +271,8 @@ class MetricsCollector:
             self._custom.add(snapshot)
         if self._cache is not None:
             _add_cache(snapshot, self._cache)
+        if self._limiter is not None:
+            _add_resources(snapshot, self._limiter)
         self._machine.add(snapshot, sample)
         registry = CollectorRegistry()
         for collector in (snapshot, self._process, self._build):
@@ -300,6 +305,13 @@ def _add_cache(snapshot: Snapshot, cache: ResponseCache) -> None:
     snapshot.counter("headrace_cache_skipped_total", help_text, {}, counts.skipped)
     help_text = "Times that a response cache elsewhere could not be reached, or did not answer in time"
     snapshot.counter("headrace_cache_errors_total", help_text, {}, counts.errors)
+
+
+def _add_resources(snapshot: Snapshot, limiter: RateLimiter) -> None:
+    for (name, device), used, limit in limiter.usage():
+        labels = {"resource": name, "device": "global" if device == GLOBAL else str(device)}
+        snapshot.gauge("headrace_resource_used", "Of a resource, what running executions take", labels, used)
+        snapshot.gauge("headrace_resource_limit", "How much there is of a resource", labels, limit)
 
 
 class MetricsServer:

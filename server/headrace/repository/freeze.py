@@ -10,6 +10,7 @@ from headrace.repository.model_config import (
     DynamicBatching,
     InstanceGroup,
     ModelConfig,
+    Need,
     QueuePolicy,
     TensorConfig,
     TimeoutAction,
@@ -78,6 +79,12 @@ def _group(group: pb.ModelInstanceGroup) -> InstanceGroup:
         count=group.count,
         gpus=tuple(group.gpus),
         passive=group.passive,
+        host_policy=group.host_policy,
+        needs=tuple(
+            Need(resource.name.lower(), resource.count, everywhere=getattr(resource, "global"))
+            for resource in group.rate_limiter.resources
+        ),
+        priority=max(1, group.rate_limiter.priority),
     )
 
 

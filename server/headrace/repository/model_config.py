@@ -106,6 +106,18 @@ class SequenceBatching:
 
 
 @dataclass(frozen=True, slots=True)
+class Need:
+    """So many of a resource, which an instance takes while it runs a batch."""
+
+    name: str
+    """In small letters."""
+    count: int
+    """> 0."""
+    everywhere: bool = False
+    """Whether the resource is the whole machine's; otherwise each device has its own."""
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceGroup:
     """`count` executions at once on each of its devices. kind: KIND_CPU, KIND_GPU or KIND_MODEL."""
 
@@ -114,6 +126,13 @@ class InstanceGroup:
     count: int
     gpus: tuple[int, ...] = ()
     passive: bool = False
+    """Whether its instances are loaded and get no requests."""
+    host_policy: str = ""
+    """Names processors; "" = a name by kind and device."""
+    needs: tuple[Need, ...] = ()
+    """What one of its instances takes while it runs, where executions are limited by resources."""
+    priority: int = 1
+    """Of priority n, it gets 1/n of the turns that one of priority 1 gets."""
 
 
 @dataclass(frozen=True, slots=True)

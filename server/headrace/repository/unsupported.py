@@ -10,12 +10,15 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from headrace.repository.model_config import Problem
+from headrace.repository.platforms import TENSORRT
 from headrace_protocol._generated import model_config_pb2 as pb
 
 UNSUPPORTED: Final = {
     "model_repository_agents": "repository agents are not supported yet",
     "model_operations.op_library_filename": "custom operator libraries are not loaded yet",
-    "instance_group[].secondary_devices": "no backend here uses a second device",
+    "instance_group[].secondary_devices": "only the backend 'tensorrt' uses a second device, a DLA core",
+    "input[].is_non_linear_format_io": "tensors in another order than row by row are not served",
+    "output[].is_non_linear_format_io": "tensors in another order than row by row are not served",
 }
 """A field that is set -> why the model cannot be served as its author means it."""
 
@@ -29,15 +32,28 @@ IGNORED: Final = {
 }
 """A field that is set -> what happens to this hint. Answers are the same without it."""
 
+USED_BY: Final = {
+    "cc_model_filenames": frozenset({TENSORRT}),
+    "instance_group[].secondary_devices": frozenset({TENSORRT}),
+    "optimization.cuda": frozenset({TENSORRT}),
+    "optimization.priority": frozenset({TENSORRT}),
+}
+"""A field of the two above -> the backends that do use it."""
+
 
 def unsupported(proto: pb.ModelConfig) -> list[Problem]:
     """Return a problem for every field of UNSUPPORTED that `proto` sets."""
-    return [Problem(where, text) for path, text in UNSUPPORTED.items() for where in set_fields(proto, path)]
+    return [Problem(where, text) for path, text in _rows(UNSUPPORTED, proto) for where in set_fields(proto, path)]
 
 
 def ignored(proto: pb.ModelConfig) -> list[str]:
     """Return a sentence for every hint of IGNORED that `proto` sets."""
-    return [f"{where} {text}" for path, text in IGNORED.items() for where in set_fields(proto, path)]
+    return [f"{where} {text}" for path, text in _rows(IGNORED, proto) for where in set_fields(proto, path)]
+
+
+def _rows(table: dict[str, str], proto: pb.ModelConfig) -> list[tuple[str, str]]:
+    """Return the rows that apply to the backend of `proto`."""
+    return [(path, text) for path, text in table.items() if proto.backend not in USED_BY.get(path, ())]
 
 
 def set_fields(message: Message, path: str) -> list[str]:

@@ -99,6 +99,8 @@ class BatchDriver(ABC):
         self._ordering = ordering
         self._on_response = self._responded if decoupled else None
         self._loop = asyncio.get_running_loop()
+        self.limited = False
+        """Whether an instance that is free may have to wait for resources."""
         self._dispatch_due = False
         self._last_batch = 0
         """Requests in the last batch: where it was one, waiting for more to arrive in this turn only costs time."""

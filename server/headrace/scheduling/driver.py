@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from headrace.clock import Clock
+from headrace.instances.model_process import ModelProcess
 from headrace.instances.signature import ModelSignature, PreparedRequest
 from headrace.observability.statistics import ModelStatistics
 from headrace.observability.trace import QUEUE_START, REQUEST_END
@@ -147,7 +148,16 @@ class SchedulerDriver(BatchDriver):
             self._stalled = None
             if not self._run(process, batch, now):
                 break
+        else:
+            if self.limited:  # what is ripe already runs when the resources come; what will be has to say so then
+                ripe_ns = scheduler.ripe_at_ns()
+                ripe_ns = None if ripe_ns is None or ripe_ns <= now else ripe_ns
         self._arm(scheduler.next_expiry_ns(), ripe_ns, now)
+
+    def ripe(self, process: ModelProcess) -> bool:  # noqa: ARG002 - any process will do
+        """Return whether there is a batch that a free instance of this process would run now."""
+        ripe_ns = self._scheduler.ripe_at_ns()
+        return self._stalled is not None or (ripe_ns is not None and ripe_ns <= self._now_ns())
 
     def _expire(self, now: int) -> None:
         for item in self._scheduler.expire(now):

@@ -183,6 +183,11 @@ class SequenceDriver(BatchDriver):
         for number, place in enumerate(self._places):
             process = place.process
             while process is not None and place.slot in process.free:
+                if process.gate is not None and not process.gate.open:
+                    ripe = self._batcher.ripe_at_ns(number)
+                    if ripe is not None and ripe > now and (ripe_ns is None or ripe < ripe_ns):
+                        ripe_ns = ripe
+                    break
                 batch: list[QueuedRequest] | None = place.held or self._next_batch(number, now)
                 place.held = None
                 if batch is None:
@@ -195,6 +200,16 @@ class SequenceDriver(BatchDriver):
                     break
         self._tell_occupied()
         self._arm(self._batcher.next_expiry_ns(), ripe_ns, now)
+
+    def ripe(self, process: ModelProcess) -> bool:
+        """Return whether there is a batch that a free instance of this process would run now."""
+        now = self._now_ns()
+        for number, place in enumerate(self._places):
+            if place.process is process and place.slot in process.free:
+                ripe_ns = self._batcher.ripe_at_ns(number)
+                if place.held or (ripe_ns is not None and ripe_ns <= now):
+                    return True
+        return False
 
     def _next_batch(self, number: int, now: int) -> list[QueuedRequest] | None:
         batch = self._batcher.next_batch(number, now)
