@@ -1,7 +1,6 @@
 """Clients' GPU memory: opened by its CUDA IPC handle and copied from and to the host.
 
-The one module that knows the CUDA runtime library, through ctypes: nothing is linked, and processes that are never given
-GPU memory never load it.
+Through ctypes on the CUDA runtime library: processes that are never given GPU memory never load it.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ import ctypes
 import threading
 from typing import Any, Final
 
+from headrace_backends.cuda_library import LIBRARIES, load_cudart
 from headrace_protocol.datatype import Buffer
 from headrace_protocol.errors import InferError, invalid
 from headrace_protocol.tensor import TensorRef
 
 HANDLE_BYTES: Final = 64
-_LIBRARIES: Final = ("libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so")
 _LAZY_PEER_ACCESS: Final = 1
 _HOST_TO_DEVICE: Final = 1
 _DEVICE_TO_HOST: Final = 2
@@ -86,12 +85,10 @@ def load_runtime() -> CudaRuntime:
 
 
 def _load_library() -> ctypes.CDLL:
-    for name in _LIBRARIES:
-        try:
-            return ctypes.CDLL(name)
-        except OSError:
-            continue
-    raise invalid(f"CUDA shared memory: this backend has no CUDA runtime library ({', '.join(_LIBRARIES)})")
+    library = load_cudart()
+    if library is None:
+        raise invalid(f"CUDA shared memory: this backend has no CUDA runtime library ({', '.join(LIBRARIES)})")
+    return library
 
 
 class CudaRegion:

@@ -29,6 +29,8 @@ class TensorSpec(msgspec.Struct, array_like=True, frozen=True, gc=False):
     datatype: str
     shape: tuple[int, ...]
     optional: bool = False
+    is_shape_tensor: bool = False
+    """Whether its values tell the shapes of other tensors; it has no batch dimension then."""
 
 
 class Tensor(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -122,10 +122,10 @@ def test_what_cuda_refuses_is_the_clients_mistake_in_cudas_words(
 
 def test_a_process_without_the_library_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_memory, "_runtime", [])
-    monkeypatch.setattr(cuda_memory, "_LIBRARIES", ("libthere-is-none.so",))
+    monkeypatch.setattr(cuda_memory, "load_cudart", lambda: None)
     with pytest.raises(InferError) as caught:
         CudaRegion(HANDLE, 0, SIZE).read(ref(0, 4), 1)
-    assert (caught.value.code, "libthere-is-none.so" in caught.value.message) == (ErrorCode.INVALID_ARG, True)
+    assert (caught.value.code, "libcudart.so.12" in caught.value.message) == (ErrorCode.INVALID_ARG, True)
 
 
 def test_a_batch_finds_gpu_memory_as_it_finds_any_region(library: FakeLibrary) -> None:

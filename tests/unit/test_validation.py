@@ -5,7 +5,7 @@ import pytest
 from headrace.repository.config_text import parse_text
 from headrace.repository.model_config import Problem
 from headrace.repository.normalise import NormaliseSettings, normalise
-from headrace.repository.unsupported import IGNORED, UNSUPPORTED, ignored, set_fields
+from headrace.repository.unsupported import IGNORED, UNSUPPORTED, ignored, set_fields, unsupported
 from headrace.repository.validation import MAX_INSTANCES, validate
 from headrace_protocol._generated import model_config_pb2 as pb
 
@@ -153,6 +153,21 @@ def test_a_draft_may_lack_what_the_backend_completes():
     text = 'backend: "python" dynamic_batching { preferred_batch_size: 2 }'
     assert problems_of(text, draft=True) == []
     assert [problem.path for problem in problems_of(text)] == ["output", "dynamic_batching.preferred_batch_size[0]"]
+
+
+def test_a_tensorrt_model_has_shape_tensors_but_no_other_orders_of_elements():
+    tensor = "platform: 'tensorrt_plan' backend: 'tensorrt' input { name: 'X' data_type: TYPE_INT32 dims: 1 "
+    assert problems_of(tensor + "is_shape_tensor: true }", draft=True) == []
+    (problem,) = problems_of(tensor + "is_non_linear_format_io: true }", draft=True)
+    assert (problem.path, "row-major" in problem.message) == ("input[0].is_non_linear_format_io", True)
+
+
+def test_what_a_backend_uses_is_neither_refused_nor_noted():
+    used = "optimization { priority: PRIORITY_MAX cuda { graphs: true } } cc_model_filenames { key: '8.0' value: 'x' }"
+    used += " instance_group { secondary_devices { device_id: 1 } }"
+    for backend, noted in (("tensorrt", 0), ("python", 3)):
+        proto = parse_text(f"backend: '{backend}' {used}").proto
+        assert (len(ignored(proto)), len(unsupported(proto))) == (noted, noted // 3)
 
 
 def test_a_draft_is_still_checked_for_what_it_says():

@@ -27,14 +27,14 @@ class TensorPlan:
 
     __slots__ = ("batches", "datatype", "dims", "fixed", "index", "name", "optional", "reshape", "row_bytes")
 
-    def __init__(self, index: int, config: TensorConfig, batches: bool) -> None:
+    def __init__(self, index: int, config: TensorConfig, batches: bool, *, is_output: bool = False) -> None:
         self.index = index
         self.name = config.name
         self.datatype: DataType = config.datatype
         self.dims = config.dims
         self.reshape = config.reshape
         self.optional = config.optional
-        self.batches = batches and not config.is_shape_tensor
+        self.batches = batches and (is_output or not config.is_shape_tensor)
         self.fixed = -1 not in config.dims
         self.row_bytes = element_count(config.dims) * config.datatype.itemsize if self.fixed else 0
         """Bytes of one row (of the whole tensor where the model does not batch); 0 where it varies."""
@@ -157,7 +157,7 @@ class ModelSignature:
         self.max_batch_size = config.max_batch_size
         self.batches = config.max_batch_size > 0
         self.inputs = [TensorPlan(i, tensor, self.batches) for i, tensor in enumerate(config.inputs)]
-        self.outputs = [TensorPlan(i, tensor, self.batches) for i, tensor in enumerate(config.outputs)]
+        self.outputs = [TensorPlan(i, t, self.batches, is_output=True) for i, t in enumerate(config.outputs)]
         self._input_by_name = {plan.name: plan for plan in self.inputs}
         self._output_by_name = {plan.name: plan for plan in self.outputs}
         self._required = sum(not plan.optional for plan in self.inputs)

@@ -132,11 +132,17 @@ def _describe(tensor: pb.ModelInput | pb.ModelOutput, spec: TensorSpec, kind: st
     if known is None:
         return [Problem(kind, f"the model's {spec.name!r} has the type {spec.datatype!r}, which the protocol lacks")]
     tensor.data_type = cast("pb.DataType", known.number)  # the stub has no way from a number to an enum
-    dims = spec.shape[1:] if batches else spec.shape
+    dims = _shape_tensor_dims(spec, batches=batches) if spec.is_shape_tensor else spec.shape[1 if batches else 0 :]
+    tensor.is_shape_tensor = spec.is_shape_tensor
     tensor.dims.extend(dims or (1,))
     if not dims:
         tensor.reshape.SetInParent()
     return []
+
+
+def _shape_tensor_dims(spec: TensorSpec, *, batches: bool) -> tuple[int, ...]:
+    """Return what requests have of a shape tensor: where it batches, all values but the first, which is the rows."""
+    return (spec.shape[0] - 1,) if batches and spec.shape and spec.shape[0] > 1 else spec.shape
 
 
 def check_against_model(
@@ -203,6 +209,11 @@ def _compare(
         problems.append(Problem(f"{path}.data_type", f"the model's {tensor.name!r} is {expected}, got {got}"))
     if any_shape:
         return problems
+    if spec.is_shape_tensor:
+        return problems + _compare_shape_tensor(tensor, spec, path, max_batch_size)
+    if tensor.is_shape_tensor:
+        text = f"the values of the model's {tensor.name!r} tell no shapes"
+        return [*problems, Problem(f"{path}.is_shape_tensor", text)]
     if isinstance(tensor, pb.ModelInput) and tensor.allow_ragged_batch:
         if spec.shape != (-1,):
             text = f"a ragged input reaches the model as [-1], the model's {tensor.name!r} has {list(spec.shape)}"
@@ -228,6 +239,23 @@ def _compare(
         text = f"the model's {tensor.name!r} is {model}, the configuration has {_made_of(dims, max_batch_size)}"
         problems.append(Problem(where, text))
     return problems
+
+
+def _compare_shape_tensor(
+    tensor: pb.ModelInput | pb.ModelOutput, spec: TensorSpec, path: str, max_batch_size: int
+) -> list[Problem]:
+    """Compare a shape tensor: of a batch it may lack the first value, which is the number of rows."""
+    if not tensor.is_shape_tensor:
+        text = f"the values of the model's {tensor.name!r} tell shapes: set is_shape_tensor"
+        return [Problem(f"{path}.is_shape_tensor", text)]
+    dims = tuple(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
+    allowed = {spec.shape, _shape_tensor_dims(spec, batches=max_batch_size > 0)}
+    if dims in allowed:
+        return []
+    expected = " or ".join(str(list(shape)) for shape in sorted(allowed))
+    return [
+        Problem(f"{path}.dims", f"the model's {tensor.name!r} is a shape tensor, expected {expected}, got {list(dims)}")
+    ]
 
 
 def _made_of(dims: list[int], max_batch_size: int) -> str:

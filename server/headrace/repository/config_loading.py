@@ -178,7 +178,8 @@ def _adopt(proto: pb.ModelConfig, given: set[str], values: Mapping[str, Any], *,
     problems = [
         Problem(problem.path, f"{problem.message} (from the backend)") for problem in from_dict(values, proposed)
     ]
-    scheduled = bool(given & _SCHEDULERS)
+    # a scheduler that is proposed together with a batch size goes with that batch size
+    scheduled = bool(given & _SCHEDULERS) or ("max_batch_size" in values and "max_batch_size" in given)
     for field, _ in proposed.ListFields():
         taken = not replaces and (field.name in given or (field.name in _SCHEDULERS and scheduled))
         if taken or field.name in ("name", "backend", "platform"):

@@ -61,6 +61,9 @@ def _tensor(tensor: pb.ModelInput | pb.ModelOutput, path: str, backend: str) -> 
         ):
             if is_set:
                 problems.append(Problem(f"{path}.{name}", f"belongs to the backend {TENSORRT!r}, got {backend!r}"))
+    elif tensor.is_non_linear_format_io:
+        text = "only row-major linear formats are served: build the engine without other formats for its tensors"
+        problems.append(Problem(f"{path}.is_non_linear_format_io", text))
     return problems
 
 

@@ -17,8 +17,6 @@ UNSUPPORTED: Final = {
     "model_repository_agents": "repository agents are not supported yet",
     "model_operations.op_library_filename": "custom operator libraries are not loaded yet",
     "instance_group[].secondary_devices": "only the backend 'tensorrt' uses a second device, a DLA core",
-    "input[].is_non_linear_format_io": "tensors in another order than row by row are not served",
-    "output[].is_non_linear_format_io": "tensors in another order than row by row are not served",
 }
 """A field that is set -> why the model cannot be served as its author means it."""
 

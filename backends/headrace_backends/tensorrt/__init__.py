@@ -1,0 +1,1 @@
+"""The backend `tensorrt`: runs engines that TensorRT built, on NVIDIA GPUs."""
