@@ -86,3 +86,66 @@ def add(
     except urllib.error.HTTPError as error:
         with error:
             return error.code, json.loads(error.read())["error"]
+
+
+CONTROLS = """control_input [
+    { name: "START" control [ { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } ] },
+    { name: "READY" control [ { kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 1 ] } ] },
+    { name: "END" control [ { kind: CONTROL_SEQUENCE_END bool_false_true: [ false, true ] } ] },
+    { name: "ID" control [ { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_%s } ] }
+]"""
+
+
+def control_echo(path: Path, id_type: int = TensorProto.UINT64) -> Path:
+    """Outputs are the controls, INPUT0, and in ROWS how many rows the batch has and how many of them are ready."""
+    types = {
+        "START": TensorProto.FLOAT,
+        "READY": TensorProto.INT32,
+        "END": TensorProto.BOOL,
+        "ID": id_type,
+        "INPUT0": TensorProto.INT32,
+    }
+    nodes = [helper.make_node("Identity", [name], [f"{name}_SEEN"]) for name in types]
+    nodes += [
+        helper.make_node("Shape", ["READY"], ["rows"], start=0, end=1),
+        helper.make_node("Cast", ["READY"], ["ready64"], to=TensorProto.INT64),
+        helper.make_node("ReduceSum", ["ready64"], ["ready"], keepdims=0),
+        helper.make_node("Reshape", ["ready", "one"], ["ready1"]),
+        helper.make_node("Concat", ["rows", "ready1"], ["pair"], axis=0),
+        helper.make_node("Unsqueeze", ["pair", "zero"], ["wide"]),
+        helper.make_node("Concat", ["rows", "two"], ["target"], axis=0),
+        helper.make_node("Expand", ["wide", "target"], ["ROWS"]),
+    ]
+    constants = {"zero": [0], "one": [1], "two": [2]}
+    return save(
+        path,
+        nodes,
+        [tensor(name, ("batch", 1), kind) for name, kind in types.items()],
+        [
+            *(tensor(f"{name}_SEEN", ("batch", 1), kind) for name, kind in types.items()),
+            tensor("ROWS", ("batch", 2), TensorProto.INT64),
+        ],
+        [numpy_helper.from_array(np.array(value, np.int64), name) for name, value in constants.items()],
+    )
+
+
+def history(path: Path) -> Path:
+    """OUTPUT0 = SEEN = all values of the sequence so far: a state that grows with each request."""
+    nodes = [
+        helper.make_node("Concat", ["SEEN_IN", "INPUT0"], ["SEEN"], axis=1),
+        helper.make_node("Identity", ["SEEN"], ["OUTPUT0"]),
+    ]
+    return save(
+        path,
+        nodes,
+        [tensor("INPUT0", ("batch", 1), TensorProto.INT32), tensor("SEEN_IN", ("batch", "before"), TensorProto.INT32)],
+        [tensor(name, ("batch", "after"), TensorProto.INT32) for name in ("OUTPUT0", "SEEN")],
+    )
+
+
+HISTORY_CONFIG = """
+    max_batch_size: 4
+    input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ 1 ] } ]
+    output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ -1 ] } ]
+    sequence_batching { max_sequence_idle_microseconds: 60000000 %s
+        state [ { input_name: "SEEN_IN" output_name: "SEEN" data_type: TYPE_INT32 dims: [ -1 ] } ] }"""

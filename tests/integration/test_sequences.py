@@ -14,12 +14,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
+from onnx import TensorProto
 
-from clients import call
+from clients import call, infer
 from figures import metric
 from harness import RunningServer, running
 from repositories import add_onnx
-from sequence_models import DIRECT, accumulator, accumulator_config, add, oldest
+from sequence_models import (
+    CONTROLS,
+    DIRECT,
+    HISTORY_CONFIG,
+    accumulator,
+    accumulator_config,
+    add,
+    control_echo,
+    history,
+    oldest,
+)
 
 LONG_US = 60_000_000
 MODELS = {
@@ -257,3 +268,96 @@ def test_a_server_that_stops_does_not_wait_for_an_idle_sequence_beyond_its_timeo
         started = time.monotonic()
         assert server.stop() == 0
         assert time.monotonic() - started < 5
+
+
+def seen(server: RunningServer, model: str, sequence: int | str, *, start: bool = False, end: bool = False) -> dict:
+    """Return what the model of controls saw of one request, by name."""
+    parameters = {"sequence_id": sequence, "sequence_start": start, "sequence_end": end}
+    status, answer = infer(server, model, ("INPUT0", "INT32", [1, 1], [5]), parameters=parameters)
+    assert status == 200, answer
+    return {output["name"].removesuffix("_SEEN"): output["data"] for output in answer["outputs"]}
+
+
+@pytest.fixture(scope="module")
+def controls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Models completed from their files: the configuration names nothing but the controls."""
+    repository = tmp_path_factory.mktemp("controls")
+    for name, strategy, id_type in (
+        ("direct_numbers", DIRECT, "UINT64"),
+        ("oldest_numbers", oldest(8), "UINT64"),
+        ("direct_texts", DIRECT, "STRING"),
+    ):
+        kind = TensorProto.STRING if id_type == "STRING" else TensorProto.UINT64
+        batching = f"max_sequence_idle_microseconds: 60000000 {strategy} {CONTROLS % id_type}"
+        text = f"max_batch_size: 4 instance_group [ {{ count: 1 kind: KIND_CPU }} ] sequence_batching {{ {batching} }}"
+        add_onnx(repository, name, lambda path, kind=kind: control_echo(path, kind), config=text)
+    for name, strategy in (("history", oldest(8)), ("history_rows", DIRECT)):
+        add_onnx(repository, name, history, config=HISTORY_CONFIG % strategy)
+    with running(repository) as started:
+        yield started
+
+
+@pytest.mark.parametrize(("model", "name"), [("direct_numbers", 2**63), ("oldest_numbers", 9), ("direct_texts", "a-é")])
+def test_a_model_sees_where_in_its_sequence_a_request_is(controls: RunningServer, model: str, name: int | str) -> None:
+    first, second, last = seen(controls, model, name, start=True), seen(controls, model, name), None
+    last = seen(controls, model, name, end=True)
+    for found, start, end in ((first, 1, False), (second, 0, False), (last, 0, True)):
+        assert found == {"START": [start], "READY": [1], "END": [end], "ID": [name], "INPUT0": [5], "ROWS": [1, 1]}
+
+
+def test_the_rows_of_a_direct_model_are_its_slots(controls: RunningServer) -> None:
+    for sequence in (1, 2, 3):
+        seen(controls, "direct_numbers", sequence, start=True)
+    assert seen(controls, "direct_numbers", 1)["ROWS"] == [1, 1]
+    assert seen(controls, "direct_numbers", 3)["ROWS"] == [3, 1]
+    assert seen(controls, "direct_numbers", 3)["ID"] == [3]
+    for sequence in (1, 2, 3):
+        seen(controls, "direct_numbers", sequence, end=True)
+    for sequence in (1, 2, 3):
+        seen(controls, "oldest_numbers", sequence, start=True)
+    for sequence in (3, 2, 1):
+        assert seen(controls, "oldest_numbers", sequence, end=True)["ROWS"] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "text"),
+    [("direct_numbers", "seven", "is a string"), ("direct_texts", 7, "is a number")],
+)
+def test_a_name_that_the_model_cannot_take_is_refused(
+    controls: RunningServer, model: str, name: int | str, text: str
+) -> None:
+    parameters = {"sequence_id": name, "sequence_start": True}
+    status, answer = infer(controls, model, ("INPUT0", "INT32", [1, 1], [5]), parameters=parameters)
+    assert (status, text in answer["error"]) == (400, True), answer
+
+
+def test_controls_and_states_are_none_of_the_clients_inputs(controls: RunningServer) -> None:
+    _, metadata = call(controls, "/v2/models/direct_numbers")
+    assert [tensor["name"] for tensor in metadata["inputs"]] == ["INPUT0"]
+    status, answer = infer(
+        controls,
+        "direct_numbers",
+        ("INPUT0", "INT32", [1, 1], [5]),
+        ("START", "FP32", [1, 1], [1]),
+        parameters={"sequence_id": 5, "sequence_start": True},
+    )
+    assert (status, "no input 'START'" in answer["error"]) == (400, True)
+    _, metadata = call(controls, "/v2/models/history")
+    assert [tensor["name"] for tensor in metadata["outputs"]] == ["OUTPUT0"]
+
+
+@pytest.mark.parametrize("model", ["history", "history_rows"])
+def test_states_that_grow_stay_apart_though_their_shapes_differ(controls: RunningServer, model: str) -> None:
+    def play(number: int) -> list[int]:
+        length = 2 + number % 5
+        for at in range(length):
+            parameters = {"sequence_id": number, "sequence_start": at == 0, "sequence_end": at == length - 1}
+            status, answer = infer(
+                controls, model, ("INPUT0", "INT32", [1, 1], [number * 100 + at]), parameters=parameters
+            )
+            assert status == 200, answer
+        return answer["outputs"][0]["data"]
+
+    with ThreadPoolExecutor(12) as pool:
+        found = dict(zip(range(1, 25), pool.map(play, range(1, 25)), strict=True))
+    assert found == {n: [0, *(n * 100 + at for at in range(2 + n % 5))] for n in range(1, 25)}
