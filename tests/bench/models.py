@@ -5,11 +5,13 @@ All have one instance, one thread, and a dynamic batcher that waits for nobody, 
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
+import torch
 from onnx import TensorProto, helper, numpy_helper
 
 MAX_BATCH_SIZE = 64
@@ -46,6 +48,7 @@ class Model:
 
 
 _IMAGE = (3, 224, 224)
+_PYTORCH = 'backend: "pytorch"\nparameters { key: "INTRA_OP_THREAD_COUNT" value { string_value: "1" } }'
 _ONNXRUNTIME = 'backend: "onnxruntime"\nparameters { key: "intra_op_thread_count" value { string_value: "1" } }'
 
 ADD_SUB = Model(
@@ -75,12 +78,13 @@ _IDENTITY_BODY = 'pb_utils.Tensor("OUTPUT0", inputs[0])'
 
 
 def build(repository: Path) -> None:
-    """Write every model: those of ONNX and the identity backend, and what the Python backend runs."""
+    """Write every model: those of ONNX, PyTorch and the identity backend, and what the Python backend runs."""
     add_sub = [
         helper.make_node(op, ["INPUT0", "INPUT1"], [out]) for op, out in (("Add", "OUTPUT0"), ("Sub", "OUTPUT1"))
     ]
     _onnx_model(repository / "add_sub", ADD_SUB, add_sub)
     _onnx_model(repository / "mlp_onnx", MLP, *_perceptron())
+    _torch_perceptron(repository / "mlp_torch")
     _onnx_model(repository / "identity_onnx", IDENTITY, [helper.make_node("Identity", ["INPUT0"], ["OUTPUT0"])])
     _configure(repository / "identity_img", IDENTITY, 'backend: "identity"')
     _python_model(repository / "add_sub_python", ADD_SUB, _ADD_SUB_BODY)
@@ -101,6 +105,22 @@ def _perceptron() -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
         helper.make_node("Gemm", ["active", "class_weights", "class_bias"], ["OUTPUT0"]),
     ]
     return nodes, [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()]
+
+
+def _torch_perceptron(directory: Path) -> None:
+    version = _configure(directory, MLP, _PYTORCH)
+    weights = [torch.from_numpy(numpy_helper.to_array(tensor).copy()) for tensor in _perceptron()[1]]
+    module = torch.nn.Sequential(
+        torch.nn.Linear(_FEATURES, _HIDDEN), torch.nn.ReLU(), torch.nn.Linear(_HIDDEN, _CLASSES)
+    )
+    with torch.no_grad():
+        for parameter, values in zip(
+            module.parameters(), (weights[0].T, weights[1], weights[2].T, weights[3]), strict=True
+        ):
+            parameter.copy_(values)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.script(module.eval()).save(str(version / "model.pt"))
 
 
 def _onnx_model(

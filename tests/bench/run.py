@@ -46,7 +46,7 @@ class Case:
 
 CASES = {
     "add_sub": Case("add_sub", False, "add_sub", {"headrace": "add_sub", "headrace (python)": "add_sub_python"}),
-    "mlp": Case("mlp", True, "mlp_onnx", {"headrace": "mlp_onnx"}),
+    "mlp": Case("mlp", True, "mlp_onnx", {"headrace": "mlp_onnx", "headrace (pytorch)": "mlp_torch"}),
     "identity": Case(
         "identity",
         True,

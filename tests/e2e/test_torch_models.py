@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -20,6 +23,7 @@ from regions import Client, objects
 from repositories import add_identity
 from voice import CONTEXT, RATE, detector_file, probabilities, speech_like
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "pytorch.md"
 ROW = np.arange(4, dtype=np.float32)[None]
 EMPTY = [(name, shape) for name in ("fp32", "strings") for shape in [(0,)]] + [
     (f"fp32_{kind}", shape) for kind in ("script", "program") for shape in [(2, 0), (0, 3), (0, 0)]
@@ -57,6 +61,17 @@ SLOW = models.source(
     "            time.sleep(1)",
     "        return x, torch.full((len(x), 1), os.getpid()), torch.full((len(x), 1), torch.get_num_threads())",
 )
+
+
+def write_shown(path: Path) -> None:
+    """Write the program that docs/pytorch.md shows."""
+    (block,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    folder = Path.cwd()
+    os.chdir(path.parent)
+    try:
+        exec(compile(block, str(PAGE), "exec"), {})  # noqa: S102 - our own documentation
+    finally:
+        os.chdir(folder)
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +122,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         lambda path: models.save_script(path, models.WritesInput()),
         config("INPUT0 FP32 -1", "OUTPUT0 FP32 -1", 0),
     )
+    anywhere = config(*two).replace("KIND_CPU", "KIND_MODEL")
+    add(repository, "anywhere", lambda path: models.save_script(path, models.AddSub()), anywhere)
+    add(repository, "shown", write_shown, filename="model.pt2")
     add_identity(repository, "other")
     with running(repository, "--allow-client-shm=true") as started:
         yield started
@@ -125,6 +143,16 @@ def test_a_program_without_a_configuration_answers_as_the_module_does(server: Ru
     outputs = ask(server, door, "perceptron", {"x": x})
     expected = models.Perceptron()(torch.from_numpy(x)).detach().numpy()
     np.testing.assert_allclose(outputs["OUTPUT__0"], expected, rtol=1e-5)
+
+
+def test_the_program_that_the_documentation_shows_is_served(server: RunningServer) -> None:
+    outputs = ask(server, "grpc", "shown", {"x": np.ones((3, 8), np.float32)})
+    np.testing.assert_allclose(outputs["OUTPUT__0"].sum(1), [1, 1, 1], rtol=1e-5)
+
+
+def test_a_model_that_chooses_its_devices_is_served(server: RunningServer) -> None:
+    outputs = ask(server, "grpc", "anywhere", {"INPUT__0": ROW, "INPUT__1": ROW})
+    np.testing.assert_array_equal(outputs["OUTPUT__0"], 2 * ROW)
 
 
 def test_what_a_program_tells_completes_its_configuration(server: RunningServer) -> None:
@@ -231,6 +259,55 @@ def test_a_model_that_overwrites_its_input_does_not_overwrite_its_clients_memory
         np.testing.assert_array_equal(memory.read(np.float32, (4,)), values)
         np.testing.assert_array_equal(memory.read(np.float32, (4,), values.nbytes), 2 * values)
         client.unregister(memory.name)
+
+
+# --- GPUs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu(tmp_path: Path) -> Iterator[RunningServer]:
+    if not torch.cuda.is_available():
+        pytest.skip("there is no GPU that PyTorch can use")
+    on_gpu = "kind: KIND_GPU"
+    two = "INPUT__0 FP32 -1; INPUT__1 FP32 -1", "OUTPUT__0 FP32 -1; OUTPUT__1 FP32 -1"
+    add_sub = config(*two, instances=2, ENABLE_CACHE_CLEANING="true").replace("kind: KIND_CPU", on_gpu)
+    models.add_torch(tmp_path, "add_sub", lambda path: models.save_script(path, models.AddSub()), add_sub)
+    lookup = config("ids INT64 -1", "rows FP32 -1, 2").replace("kind: KIND_CPU", on_gpu)
+    models.add_torch(tmp_path, "lookup", lambda path: models.save_script(path, models.Lookup()), lookup)
+    models.add_torch(
+        tmp_path,
+        "perceptron",
+        lambda path: models.save_exported(
+            path, models.Perceptron(), torch.ones(2, 8), dynamic={"x": {0: models.BATCH}}
+        ),
+        f"instance_group [ {{ {on_gpu} }} ]",
+        "model.pt2",
+    )
+    with running(tmp_path) as started:
+        yield started
+
+
+@pytest.mark.gpu
+def test_instances_on_a_gpu_answer_each_client_with_its_own(gpu: RunningServer) -> None:
+    def one(number: int) -> bool:
+        outputs = ask(gpu, "grpc", "add_sub", {"INPUT__0": ROW * number, "INPUT__1": ROW})
+        return bool((outputs["OUTPUT__0"] == ROW * (number + 1)).all())
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(one, range(200)))
+
+
+@pytest.mark.gpu
+def test_a_program_that_was_exported_on_a_cpu_runs_on_a_gpu(gpu: RunningServer) -> None:
+    outputs = ask(gpu, "grpc", "perceptron", {"x": np.ones((1, 8), np.float32)})
+    expected = models.Perceptron()(torch.ones(1, 8)).detach().numpy()
+    np.testing.assert_allclose(outputs["OUTPUT__0"], expected, rtol=1e-3)
+
+
+@pytest.mark.gpu
+def test_a_fault_of_the_gpu_ends_the_process_and_the_next_one_serves(gpu: RunningServer) -> None:
+    assert infer(gpu, "lookup", ("ids", "INT64", [1, 1], [99]))[0] != 200
+    assert infer(gpu, "lookup", ("ids", "INT64", [1, 1], [1]))[0] == 200
 
 
 # --- A voice detector whose state the client carries -----------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -87,7 +87,6 @@ class ExportedModel:
         except Exception as error:
             raise invalid(f"model '{model.name}': PyTorch cannot load {path}: {error}") from error
         check_optional(model.config, (), "a program of torch.export")
-        self._in_spec: Final = program.call_spec.in_spec
         constants, inputs = _inputs(program)
         outputs = _outputs(program)
         self._constants: Final = constants
@@ -105,15 +104,34 @@ class ExportedModel:
         self.keeps_state: Final = keeps_state(program)
         self.exclusive: Final = self.keeps_state and not options.weight_sharing
         self.written: Final = [name for name, leaf in self._inputs.items() if leaf.mutated]
-        self._module: Final = compiled(module, options)
+        self._function: Final = compiled(_flat(module, program.call_spec.in_spec), options)
 
     def run(self, values: Mapping[str, Any], wanted: Sequence[str]) -> Mapping[str, Any]:
         flat = list(self._constants)
         for name, leaf in self._inputs.items():
             flat[leaf.position] = values[name]
-        args, kwargs = pytree.tree_unflatten(flat, self._in_spec)
-        leaves = pytree.tree_leaves(self._module(*args, **kwargs))
+        leaves = self._function(*flat)
         return {name: leaves[self._outputs[name].position] for name in wanted}
+
+
+def _flat(module: torch.fx.GraphModule, in_spec: pytree.TreeSpec) -> Callable[..., Sequence[Any]]:
+    """Return the module as a function from all leaves of its arguments to those of its result.
+
+    Taking containers apart and together, and comparing their kinds, costs more than a small model. What a module checks
+    of its arguments by guards it goes on checking; one without guards, of an older release, is called as it is.
+    """
+    if hasattr(module, "_guards_fn"):
+        module.graph.set_codegen(torch.fx.graph.CodeGen())
+        module.recompile()
+        function: Callable[..., Sequence[Any]] = module.forward
+        return function
+
+    def called(*leaves: Any) -> Sequence[Any]:
+        args, kwargs = pytree.tree_unflatten(leaves, in_spec)
+        results: Sequence[Any] = pytree.tree_leaves(module(*args, **kwargs))
+        return results
+
+    return called
 
 
 def _moved(program: ExportedProgram, device: torch.device) -> ExportedProgram:
