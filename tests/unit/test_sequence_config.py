@@ -50,8 +50,10 @@ def control(how: str, name: str = "C") -> str:
         (control("kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ]", ""), "control_input[0].name", "missing"),
         ('control_input { name: "C" }', "control_input[0].control", "got 0"),
         (
-            'control_input { name: "C" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] }, '
-            "{ kind: CONTROL_SEQUENCE_END int32_false_true: [ 0, 1 ] } ] }",
+            (
+                'control_input { name: "C" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] }, '
+                "{ kind: CONTROL_SEQUENCE_END int32_false_true: [ 0, 1 ] } ] }"
+            ),
             "control_input[0].control",
             "one kind of control for the tensor 'C', got 2",
         ),
