@@ -197,6 +197,18 @@ def test_a_coroutine_that_does_not_mind_a_slow_client_is_bounded(tmp_path: Path)
                 assert [answer.code for answer in answers] == ["UNAVAILABLE"]
 
 
+def test_a_held_request_whose_client_goes_away_is_ended(tmp_path: Path) -> None:
+    config = {"model_transaction_policy": {"decoupled": True}}
+    with loaded(PythonBackend, case(tmp_path, ASYNC_COUNTING, datatype.FP32, 8, config=config)) as model:
+        batch = model.batch([{"INPUT0": np.array([[3]], np.float32)}])
+        batch.flow(0, paused=True)
+        model.execute(batch)
+        assert not model.streams.wait(batch, lambda answers: bool(answers[0]), 0.1)
+        batch.cancel(0)
+        (answers,) = model.ended(batch)
+    assert [answer.code for answer in answers] == ["CANCELLED"]
+
+
 def test_an_array_that_a_model_keeps_and_writes_into_stays_its_own(tmp_path: Path) -> None:
     keeping = """
     def initialize(self, args):

@@ -64,12 +64,12 @@ class StreamReply:
     def _send(self, response: InferenceResponse | None, *, final: bool) -> None:
         request = self._request
         if request.cancelled:
-            self._held.clear()
+            self._let_go()
             if final:
                 request.fail(cancelled())
             return
         if response is not None and response._error is not None:
-            self._held.clear()
+            self._let_go()
             request.fail(as_infer_error(response._error))
             self._failed = True
         elif not self._streams.waits and (request.paused or self._held):
@@ -98,7 +98,7 @@ class StreamReply:
     def _hold(self, response: InferenceResponse | None, *, final: bool) -> None:
         """Keep a response until the client has caught up. The model may go on writing into its arrays."""
         if len(self._held) >= MAX_HELD:
-            self._held.clear()
+            self._let_go()
             self._request.fail(unavailable("the client reads the responses more slowly than the model sends them"))
             self._failed = True
             return
@@ -107,10 +107,16 @@ class StreamReply:
         self._held.append(part._replace(outputs=outputs))
         self._streams.hold(self)
 
+    def _let_go(self) -> None:
+        """Forget what is held."""
+        if self._held:
+            self._held.clear()
+            self._streams.changed()
+
     def flush(self) -> bool:
         """Send what is held, as far as the client reads; return whether something still is."""
         with self._lock:
-            while self._held and not self._request.paused:
+            while self._held and (self._request.cancelled or not self._request.paused):
                 part = self._held.popleft()
                 try:
                     if self._request.cancelled:
@@ -136,7 +142,7 @@ class StreamReply:
         """End the request by an error, unless the model has ended it."""
         with self._lock:
             if not self._closed:
-                self._held.clear()
+                self._let_go()
                 self._fail(error)
                 self._close()
 
