@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import functools
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
 from headrace_backends.api import Backend
 from headrace_protocol.errors import InferError, internal, not_found, unavailable
 
 GROUP: Final = "headrace.backends"
+_OWN: Final = {
+    "python": EntryPoint("python", "headrace_backends.python.backend:PythonBackend", GROUP),
+}
+"""What runs in models' own environments, where this package is not installed and has no entry points."""
 
 
 @functools.cache  # a forked process finds what its zygote found; looking through all distributions takes milliseconds
 def load_backend(name: str) -> type[Backend]:
     """Import and return the class of backend `name`. Raises InferError with what has to be installed."""
-    found = list(entry_points(group=GROUP, name=name))
+    found = list(entry_points(group=GROUP, name=name)) or [_OWN[name]] * (name in _OWN)
     if not found:
         known = ", ".join(sorted({point.name for point in entry_points(group=GROUP)})) or "none"
         raise not_found(f"there is no backend '{name}' in this environment; installed are: {known}")

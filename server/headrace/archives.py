@@ -143,7 +143,7 @@ def unpack(archive: Path, target: Path, limits: Limits = PLENTY, *, links: bool 
     files are readable for all, and executable where the archive says so for anybody.
     """
     into = _Target(target, limits)
-    with _regular(archive) as file, _explained():
+    with open_regular(archive) as file, _explained():
         if zipfile.is_zipfile(file):
             file.seek(0)
             _unpack_zip(file, into)
@@ -164,12 +164,14 @@ def member_path(name: str) -> PurePosixPath:
 
 
 @contextmanager
-def _regular(path: Path) -> Iterator[IO[bytes]]:
-    """Open a regular file, without waiting where it is a pipe. Raises ArchiveError."""
+def open_regular(path: Path) -> Iterator[IO[bytes]]:
+    """Open a regular file for a block, without waiting where it is a pipe. Raises ArchiveError where it cannot be."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise ArchiveError(f"cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ArchiveError(f"cannot be read: {error}") from None
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ArchiveError("is not a regular file")

@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from headrace.clock import Clock
+from headrace.instances.environment import Environment, Environments
 from headrace.instances.placement import Placement, placements
 from headrace.instances.process import ExecLauncher, Launcher
 from headrace.instances.served_model import InstancePool, ServedModel
@@ -31,6 +32,7 @@ from headrace.repository.config_loading import Completion, backend_values, draft
 from headrace.repository.fingerprint import content_identity
 from headrace.repository.labels import labels_of
 from headrace.repository.model_config import ModelConfig
+from headrace.repository.outside import environment_of
 from headrace.repository.sources import ModelSource
 from headrace.response_cache import ResponseCache
 from headrace_protocol.errors import invalid
@@ -38,6 +40,8 @@ from headrace_protocol.messages import PROTOCOL, Initialize, Ready
 
 _log = logging.getLogger("headrace.instances")
 BACKENDS_GROUP: Final = "headrace.backends"
+WITH_ENVIRONMENTS: Final = "python"
+"""The backend whose models may bring a Python of their own."""
 
 
 class InstanceLoader:
@@ -64,6 +68,7 @@ class InstanceLoader:
         self._backends = {entry.name for entry in entry_points(group=BACKENDS_GROUP)}
         self._zygotes: dict[str, ZygoteLauncher] = {}
         self._exec = ExecLauncher()
+        self._environments = Environments()
 
     async def load(self, source: ModelSource, version: int) -> ServedModel:
         """Load a version; see repository.sources.ModelLoader."""
@@ -101,12 +106,13 @@ class InstanceLoader:
 
         try:
             ready: Ready | None = None
+            pool.environment = await self._environment(draft, source)
             for message, placement in self._initializes(source, version, directory, draft, backend_config):
                 left = message.instances
                 while left:
                     part = _with_instances(message, left)
                     supervisor = Supervisor(
-                        self._launcher(part),
+                        pool.environment or self._launcher(part),
                         part,
                         self._settings,
                         self._clock,
@@ -187,9 +193,15 @@ class InstanceLoader:
         _log.info("unloaded model %s version %d", model.name, model.version)
 
     def close(self) -> None:
-        """End the zygotes; models must be gone."""
+        """End the zygotes and remove unpacked environments; models must be gone."""
         for zygote in self._zygotes.values():
             zygote.close()
+        self._environments.close()
+
+    async def _environment(self, draft: ModelConfig, source: ModelSource) -> Environment | None:
+        """Return the environment that the model asks for, None where it runs in the server's Python."""
+        path = environment_of(draft.proto, source.directory) if draft.backend == WITH_ENVIRONMENTS else None
+        return None if path is None else await self._environments.open(path)
 
     def _launcher(self, message: Initialize) -> Launcher:
         if message.kind == "KIND_GPU":
@@ -227,6 +239,8 @@ class InstanceLoader:
             )
             messages.append((message, placement))
         return messages
+
+
 
 
 def with_settings(completion: Completion, settings: Mapping[str, str]) -> Completion:

@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 SOCKET_BUFFER: Final = 1 << 20
@@ -72,12 +72,16 @@ class ExecLauncher:
             return ExecChild(start(argv, [theirs.fileno()]), ours)
 
 
-def start(argv: Sequence[str], descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
-    """Start a program that inherits `descriptors` and the standard error alone.
+def start(
+    argv: Sequence[str], descriptors: Sequence[int], variables: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a program that inherits `descriptors` and the standard error alone; `variables` instead of the server's.
 
     In a session of its own, so that a ^C or a signal to the server's group reaches the server, which ends it in order.
     """
-    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=2, pass_fds=descriptors, start_new_session=True)
+    return subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=2, pass_fds=descriptors, start_new_session=True, env=variables
+    )
 
 
 class ExecChild:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from headrace.clock import Clock
+from headrace.instances.environment import Environment
 from headrace.instances.model_process import ModelProcess
 from headrace.instances.services import BackendServices, ModelServices
 from headrace.instances.signature import ModelSignature
@@ -30,6 +31,8 @@ class InstancePool:
         self.supervisors: list[Supervisor] = []
         self.services = None if services is None else ModelServices(services, self)
         """What its processes may ask of the server."""
+        self.environment: Environment | None = None
+        """The Python that its processes run in, where it is not the server's."""
 
     def free_process(self) -> ModelProcess | None:
         """Return the process with the most free instances, or None where all are busy."""
@@ -58,6 +61,8 @@ class InstancePool:
         await asyncio.gather(*(supervisor.stop() for supervisor in self.supervisors))
         if self.services is not None:
             self.services.close()
+        if self.environment is not None:
+            await self.environment.release()
 
 
 class ServedModel:

@@ -34,18 +34,25 @@ def choose_versions(policy: pb.ModelVersionPolicy, available: Collection[int]) -
 
 
 def identities(
-    layout: ModelLayout, config: ParsedConfig, versions: Collection[int], *, from_call: bool = False
+    layout: ModelLayout,
+    config: ParsedConfig,
+    versions: Collection[int],
+    *,
+    from_call: bool = False,
+    outside: bytes = b"",
 ) -> dict[int, bytes]:
     """Return, for each version, a digest of all that loading it depends on: another digest means another content.
 
     The configuration counts by its meaning, not by its file: a touched file or another comment changes nothing. What
     a load call brought (`from_call`) never counts as what the repository holds, so that the next plain load reloads.
+    `outside` stands for what the model needs that is not in its folder.
     """
     common = hashlib.blake2b(digest_size=16, person=b"call" if from_call else b"repository")
     common.update(str(layout.directory).encode(errors="surrogateescape") + b"\0")
     common.update(layout.shared_fingerprint)
     common.update(config.proto.SerializeToString(deterministic=True))
     common.update(" ".join(sorted(config.written)).encode())
+    common.update(outside)
     found: dict[int, bytes] = {}
     for version in versions:
         one = common.copy()

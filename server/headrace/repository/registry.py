@@ -21,6 +21,7 @@ from headrace.repository.layout import ModelLayout, RepositorySnapshot
 from headrace.repository.lifecycle import VersionState
 from headrace.repository.loading import BoundedLoader
 from headrace.repository.model_config import ConfigError
+from headrace.repository.outside import ENVIRONMENT, outside_state
 from headrace.repository.planning import choose_versions, identities, members_of
 from headrace.repository.sources import LoadOverride, M, ModelLoader, ModelSource
 from headrace.repository.standing import index_entries, refusal, refusal_of_absent, shown_versions, stands
@@ -385,7 +386,10 @@ class ModelRegistry(Generic[M]):
                         else "the model's folder holds no version, which is a folder named by a number"
                     )
                 )
-            return tracked.desire(source, identities(found, config, choice.versions, from_call=override is not None))
+            named = ENVIRONMENT in config.proto.parameters
+            outside = await asyncio.to_thread(outside_state, config.proto, found.directory) if named else b""
+            wanted = identities(found, config, choice.versions, from_call=override is not None, outside=outside)
+            return tracked.desire(source, wanted)
         except Exception as error:
             tracked.refuse(sentence(error))
             tracked.dispose(source)
