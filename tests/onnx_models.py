@@ -282,3 +282,14 @@ def defaulted_rows(path: Path) -> Path:
         [tensor("OUTPUT0", ("batch", "n"))],
         [numpy_helper.from_array(np.ones((1, 1), np.float32), "BIAS")],
     )
+
+
+def adder(path: Path, number: float) -> Path:
+    """Write OUTPUT0 = INPUT0 + number, rows of three."""
+    return save(
+        path,
+        [helper.make_node("Add", ["INPUT0", "number"], ["OUTPUT0"])],
+        [tensor("INPUT0", ("batch", 3))],
+        [tensor("OUTPUT0", ("batch", 3))],
+        [numpy_helper.from_array(np.array(number, np.float32), "number")],
+    )
