@@ -12,9 +12,11 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
 from clients import DOORS, ask, call, infer
+from ensembles import Step, add_ensemble
 from harness import RunningServer, running
 from redis_servers import impostor, running_redis
-from repositories import add_decoupled, add_identity, add_sample, identity_config
+from repositories import add_decoupled, add_identity, add_onnx, add_sample, identity_config
+from sequence_models import accumulator, accumulator_config
 
 CACHED = "response_cache { enable: true }"
 PAIR = """
@@ -333,3 +335,18 @@ def test_a_model_that_wants_the_cache_serves_without_one_and_the_log_says_so(tmp
         assert stats(server, "m")["executions"] == 2
         server.wait_for_log("response_cache.enable is not used")
         assert call(server, "/v2/models/m/config")[1]["response_cache"] == {"enable": True}
+
+
+def test_what_depends_on_earlier_requests_is_not_kept(tmp_path):
+    add_onnx(tmp_path, "sums", accumulator, config=accumulator_config())
+    add_onnx(tmp_path, "kept", accumulator, config=accumulator_config(extra=CACHED))
+    steps = [Step("sums", {"INPUT0": "IN"}, {"OUTPUT0": "OUT"})]
+    add_ensemble(tmp_path, "ens", steps, {"IN": "INT32 1"}, {"OUT": "INT32 1"}, extra=f"max_batch_size: 1 {CACHED}")
+    with running(tmp_path, "--model-control-mode=explicit", f"--cache-config=local,size={SIZE}") as server:
+        for name, text in (
+            ("kept", "the answers of a model with sequence_batching depend on what came before"),
+            ("ens", "answers of an ensemble with a member that takes sequences depend on what came before"),
+        ):
+            status, body = call(server, f"/v2/repository/models/{name}/load", {})
+            assert status == 400
+            assert text in body["error"]

@@ -12,7 +12,8 @@ import pytest
 
 from clients import call, infer
 from harness import RunningServer, running
-from repositories import add_decoupled, add_identity
+from repositories import add_decoupled, add_identity, add_onnx
+from sequence_models import DIRECT, accumulator, accumulator_config, add, oldest
 
 TENSOR = ("INPUT0", "FP32", [1, 1], [1])
 
@@ -161,3 +162,31 @@ def test_an_instance_that_is_started_again_is_warmed_again(tmp_path):
         os.kill(process.pid, signal.SIGKILL)
         server.wait_status("/v2/models/m/ready", 503)
         assert server.wait_status("/v2/models/m/ready", 200) > 0.4
+
+
+def controls(name: str, batch_size: int, **given: str) -> str:
+    """Return a model_warmup entry for the accumulator."""
+    tensors = {"INPUT0": ("INT32", "zero_data: true"), **{key: ("INT32", value) for key, value in given.items()}}
+    inputs = " ".join(
+        f'inputs {{ key: "{key}" value {{ data_type: TYPE_{kind} dims: [ 1 ] {data} }} }}'
+        for key, (kind, data) in tensors.items()
+    )
+    return f'model_warmup [ {{ name: "{name}" batch_size: {batch_size} {inputs} }} ]'
+
+
+@pytest.mark.parametrize("strategy", [DIRECT, oldest(4)], ids=["direct", "oldest"])
+def test_a_model_that_takes_sequences_is_warmed_up_and_no_state_is_left_of_it(tmp_path, strategy):
+    """Rows are sequences of their own, with the controls that the sample gives, and the first sequences find nothing."""
+    samples = f"{controls('one', 1)} {controls('four', 4)} {controls('going on', 2, START='zero_data: true')}"
+    config = accumulator_config(strategy, extra=samples)
+    add_onnx(tmp_path, "sums", accumulator, config=config)
+    with running(tmp_path) as server:
+        assert [add(server, "sums", 7, 5, start=True), add(server, "sums", 7, 6, end=True)] == [(200, 5), (200, 11)]
+        assert call(server, "/v2/models/sums/stats")[1]["model_stats"][0]["execution_count"] == 2
+
+
+def test_a_sample_does_not_give_what_the_server_makes(tmp_path):
+    config = accumulator_config(extra=controls("s", 1, STATE_IN="zero_data: true"))
+    add_onnx(tmp_path, "sums", accumulator, config=config)
+    with running(tmp_path, "--model-control-mode=explicit") as server:
+        assert "warm-up sample 's': model 'sums' has no input 'STATE_IN'" in load(server, "sums")[1]

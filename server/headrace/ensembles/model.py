@@ -48,6 +48,9 @@ def check(config: ModelConfig, ensemble: Ensemble, members: Sequence[Member]) ->
     if decoupled and config.proto.response_cache.enable:
         text = "answers of an ensemble with a decoupled member cannot be kept: leave it out, or set enable to false"
         problems.append(Problem("response_cache.enable", text))
+    if config.proto.response_cache.enable and any(member.takes_sequences for member in members):
+        text = "answers of an ensemble with a member that takes sequences depend on what came before: leave it out"
+        problems.append(Problem("response_cache.enable", text))
     proto = pb.ModelConfig()
     proto.CopyFrom(config.proto)
     proto.ClearField("model_transaction_policy")

@@ -65,7 +65,7 @@ class InstanceLoader:
         self._services = BackendServices(clock) if services is None else services
         self._cache = cache
         self._loads = 0
-        self._backends = {entry.name for entry in entry_points(group=BACKENDS_GROUP)}
+        self._backends = installed_backends()
         self._zygotes: dict[str, ZygoteLauncher] = {}
         self._exec = ExecLauncher()
         self._environments = Environments()
@@ -165,7 +165,7 @@ class InstanceLoader:
         signature = ModelSignature(config, version)
         settings = self._settings
         samples = await asyncio.to_thread(make_samples, config, source.directory, signature, settings.arena_bytes)
-        warm_up = WarmUp(signature, samples, decoupled=config.decoupled)
+        warm_up = WarmUp(signature, samples, decoupled=config.decoupled, sequences=config.sequence_batching is not None)
         left = settings.load_timeout_s - (time.monotonic() - started)
         warmings = [supervisor.warm_up(warm_up, left) for supervisor in pool.supervisors]
         outcomes = await asyncio.gather(*warmings, return_exceptions=True)
@@ -241,6 +241,9 @@ class InstanceLoader:
         return messages
 
 
+def installed_backends() -> frozenset[str]:
+    """Return the names of the backends that this environment has."""
+    return frozenset(entry.name for entry in entry_points(group=BACKENDS_GROUP))
 
 
 def with_settings(completion: Completion, settings: Mapping[str, str]) -> Completion:

@@ -18,7 +18,7 @@ import numpy as np
 
 from headrace.instances.model_process import ModelProcess, ProcessGoneError, Results
 from headrace.instances.payload import Payload, UnreadableInputError
-from headrace.instances.signature import ModelSignature, PreparedRequest
+from headrace.instances.signature import ModelSignature, PreparedRequest, SequencePlace
 from headrace.repository.model_config import ModelConfig
 from headrace.repository.warm_up_validation import warm_up_file
 from headrace.types import SEQUENCE_END, SEQUENCE_START, InferenceRequest, InferenceResponse, InputTensor
@@ -59,17 +59,23 @@ def make_samples(config: ModelConfig, directory: Path, signature: ModelSignature
             prepared = signature.prepare(request)
         except InferError as error:
             raise invalid(f"warm-up sample '{entry.name}': {error.message}") from None
-        samples.append(Sample(entry.name, (prepared,) * entry.batch_size, max(1, entry.count)))
+        rows = [prepared, *(signature.prepare(request) for _ in range(1, entry.batch_size))]
+        samples.append(Sample(entry.name, tuple(rows), max(1, entry.count)))
     return samples
 
 
 class WarmUp:
     """Runs samples in the instances of a model's processes. Not bound to any of them."""
 
-    def __init__(self, signature: ModelSignature, samples: Sequence[Sample], *, decoupled: bool) -> None:
+    def __init__(
+        self, signature: ModelSignature, samples: Sequence[Sample], *, decoupled: bool, sequences: bool = False
+    ) -> None:
+        """`sequences`: the model takes sequences, each request of a sample being one of its own."""
         self._signature = signature
         self._samples = samples
         self._decoupled = decoupled
+        self._sequences = sequences
+        self._last_sequence = 0
 
     async def run(self, process: ModelProcess, instances: Sequence[str], timeout_s: float) -> None:
         """Run every sample in every instance of a process that has loaded its model and does nothing yet.
@@ -94,13 +100,26 @@ class WarmUp:
         _log.debug("model %s: warmed up in %.2f s", self._signature.name, time.monotonic() - started)
 
     async def _once(self, process: ModelProcess, instance: int, name: str, sample: Sample) -> None:
+        numbers = self._begin_sequences(sample.requests) if self._sequences else []
         errors = await _Execution(len(sample.requests), decoupled=self._decoupled).run(
             process, instance, Payload(self._signature, sample.requests)
         )
+        if numbers:
+            process.end_sequences(numbers)
         if errors:
             told = "; ".join(dict.fromkeys(errors))
             message = f"warm-up sample '{sample.name}' failed in instance '{name}': {told}"
             raise InferError(ErrorCode.INTERNAL, message)
+
+    def _begin_sequences(self, requests: Sequence[PreparedRequest]) -> list[int]:
+        """Give each request a sequence, and return their numbers: below 0, which those of clients never are."""
+        numbers = []
+        for slot, prepared in enumerate(requests):
+            self._last_sequence -= 1
+            numbers.append(self._last_sequence)
+            request = prepared.request
+            prepared.sequence = SequencePlace(self._last_sequence, slot, request.correlation_id, request.flags)
+        return numbers
 
 
 class _Execution:

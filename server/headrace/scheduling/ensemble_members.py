@@ -29,6 +29,8 @@ class Member:
     """Ensembles within it, itself included; 0 = it is none."""
     decoupled_models: frozenset[str] = frozenset()
     """Decoupled models that run for it, by name."""
+    takes_sequences: bool = False
+    """Whether it, or a model that runs for it, remembers earlier requests."""
 
 
 class _Declared(NamedTuple):
@@ -168,12 +170,14 @@ def check_members(
 def as_member(config: ModelConfig, members: Sequence[Member]) -> Member:
     """Return what another ensemble must know of one with these members."""
     models = frozenset[str]().union(*(member.decoupled_models for member in members))
-    return Member(config, 1 + max(member.depth for member in members), models)
+    depth = 1 + max(member.depth for member in members)
+    return Member(config, depth, models, any(member.takes_sequences for member in members))
 
 
 def model_as_member(config: ModelConfig) -> Member:
     """Return what an ensemble must know of a model that is none."""
-    return Member(config, 0, frozenset({config.name}) if config.decoupled else frozenset())
+    decoupled = frozenset({config.name}) if config.decoupled else frozenset[str]()
+    return Member(config, 0, decoupled, config.sequence_batching is not None)
 
 
 def _in_order(ensemble: Ensemble) -> list[int]:
