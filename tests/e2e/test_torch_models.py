@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+import tritonclient.grpc as grpcclient
 
 import torch_models as models
 from clients import DOORS, ask, call, infer
@@ -79,7 +80,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     repository = tmp_path_factory.mktemp("models")
     add = models.add_torch
     two = "INPUT__0 FP32 -1; INPUT__1 FP32 -1", "OUTPUT__0 FP32 -1; OUTPUT__1 FP32 -1"
-    add(repository, "add_sub", lambda path: models.save_script(path, models.AddSub()), config(*two))
+    batching = config(*two, extra="dynamic_batching { }", instances=3)
+    add(repository, "add_sub", lambda path: models.save_script(path, models.AddSub()), batching)
     add(
         repository,
         "perceptron",
@@ -135,6 +137,23 @@ def test_torchscript_answers_over_every_door(server: RunningServer, door: str) -
     outputs = ask(server, door, "add_sub", {"INPUT__0": ROW, "INPUT__1": 2 * ROW})
     np.testing.assert_array_equal(outputs["OUTPUT__0"], 3 * ROW)
     np.testing.assert_array_equal(outputs["OUTPUT__1"], -ROW)
+
+
+def test_each_of_many_clients_gets_its_own_from_batches_and_instances_at_once(server: RunningServer) -> None:
+    def one(client: int) -> None:
+        random = np.random.default_rng(client)
+        with grpcclient.InferenceServerClient(server.grpc) as calls:
+            for _ in range(50):
+                a, b = random.standard_normal((2, 1 + client % 3, 4 + client % 2)).astype(np.float32)
+                tensors = [grpcclient.InferInput(f"INPUT__{i}", a.shape, "FP32") for i in (0, 1)]
+                tensors[0].set_data_from_numpy(a)
+                tensors[1].set_data_from_numpy(b)
+                result = calls.infer("add_sub", tensors)
+                np.testing.assert_array_equal(result.as_numpy("OUTPUT__0"), a + b)
+                np.testing.assert_array_equal(result.as_numpy("OUTPUT__1"), a - b)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, range(8)))
 
 
 @pytest.mark.parametrize("door", DOORS)

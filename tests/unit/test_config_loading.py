@@ -6,6 +6,7 @@ from headrace.repository.config_loading import Completion, backend_values, draft
 from headrace.repository.config_text import MAX_CONFIG_BYTES, ParsedConfig, parse_text
 from headrace.repository.labels import load_labels
 from headrace.repository.model_config import ConfigError, QueuePolicy, TimeoutAction, VersionPolicy
+from headrace.repository.unsupported import ignored
 from headrace_protocol.messages import Ready
 from headrace_protocol.tensor import TensorSpec
 
@@ -183,6 +184,12 @@ def test_the_model_has_the_last_word_on_its_tensors(model):
 def test_hints_that_are_not_used_are_noted(model):
     _, notes = finish(model, parse_text(FULL + "optimization { cuda { graphs: true } }"), Ready())
     assert notes == ["optimization.cuda is not used"]
+
+
+@pytest.mark.parametrize(("backend", "told"), [("onnxruntime", True), ("pytorch", False)])
+def test_a_hint_that_the_backend_uses_is_not_told_to_be_ignored(backend: str, told: bool) -> None:
+    proto = parse_text(f'backend: "{backend}" runtime: "model.py"').proto
+    assert any("runtime" in note for note in ignored(proto)) is told
 
 
 def test_frozen_values_say_what_the_text_said(model):

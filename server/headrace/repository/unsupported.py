@@ -35,6 +35,7 @@ USED_BY: Final = {
     "instance_group[].secondary_devices": frozenset({TENSORRT}),
     "optimization.cuda": frozenset({TENSORRT}),
     "optimization.priority": frozenset({TENSORRT}),
+    "runtime": frozenset({"pytorch"}),
 }
 """A field of the two above -> the backends that do use it."""
 
