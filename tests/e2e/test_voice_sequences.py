@@ -10,12 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import onnxruntime
 import pytest
+import torch
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
 from clients import call
+from figures import figures
 from harness import RunningServer, running
 from repositories import add_onnx
+from torch_models import add_torch, loaded_script, save_script
 from voice import CONTEXT, FRAME, RATE, detector_file, probabilities
 
 FRAMES = 12
@@ -26,6 +29,16 @@ INPUTS = """
     output [ { name: "output" data_type: TYPE_FP32 dims: [ 1, 1 ] } ]"""
 ZEROS = 'initial_state { name: "silence" data_type: TYPE_FP32 dims: [ 2, 1, 128 ] zero_data: true }'
 STRATEGIES = {"vad_oldest": "oldest { max_candidate_sequences: 8 }", "vad_direct": "direct { }"}
+MODELS = (*STRATEGIES, "vad_torch")
+TORCH = """max_batch_size: 8 backend: "pytorch"
+    input [ { name: "input" data_type: TYPE_FP32 dims: [ 576 ] } ]
+    output [ { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 1 ] } ]
+    instance_group [ { kind: KIND_CPU count: 1 } ]
+    sequence_batching {
+        max_sequence_idle_microseconds: 30000000
+        oldest { max_candidate_sequences: 8 max_queue_delay_microseconds: 20000 }
+        state [ { input_name: "state" output_name: "OUTPUT__1" data_type: TYPE_FP32 dims: [ 2, 128 ]
+                  initial_state { name: "silence" data_type: TYPE_FP32 dims: [ 2, 128 ] zero_data: true } } ] }"""
 
 
 def config(strategy: str) -> str:
@@ -35,11 +48,25 @@ def config(strategy: str) -> str:
         sequence_batching {{ max_sequence_idle_microseconds: 30000000 {strategy} state [ {{ {state} }} ] }}"""
 
 
+class RowsOfSounds(torch.nn.Module):
+    """The detector's network with a row of state for each row of sound."""
+
+    def __init__(self, network: torch.jit.ScriptModule) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, input: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: A002
+        found, state = self.network(input, state.transpose(0, 1))
+        return found, state.transpose(0, 1)
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     repository = tmp_path_factory.mktemp("voice")
     for name, strategy in STRATEGIES.items():
         add_onnx(repository, name, lambda path: shutil.copyfile(detector_file(".onnx"), path), config=config(strategy))
+    network = loaded_script(detector_file(".jit"))._model
+    add_torch(repository, "vad_torch", lambda path: save_script(path, RowsOfSounds(network)), TORCH)
     with running(repository) as started:
         yield started
 
@@ -72,11 +99,15 @@ def expected() -> dict[int, np.ndarray]:
     return said
 
 
-def tensors(module: object, frame: np.ndarray) -> list:
+def tensors(module: object, model: str, frame: np.ndarray) -> list:
     samples, rate = module.InferInput("input", [1, 576], "FP32"), module.InferInput("sr", [1], "INT64")
     samples.set_data_from_numpy(frame)
     rate.set_data_from_numpy(np.array([RATE]))
-    return [samples, rate]
+    return [samples] if model == "vad_torch" else [samples, rate]
+
+
+def probability(model: str, answer: object) -> float:
+    return answer.as_numpy("OUTPUT__0" if model == "vad_torch" else "output").item()
 
 
 def in_turn(server: RunningServer, door: str, model: str, number: int) -> list[float]:
@@ -86,14 +117,14 @@ def in_turn(server: RunningServer, door: str, model: str, number: int) -> list[f
         answers = [
             client.infer(
                 model,
-                tensors(module, frame),
+                tensors(module, model, frame),
                 sequence_id=number,
                 sequence_start=at == 0,
                 sequence_end=at == len(frames) - 1,
             )
             for at, frame in enumerate(frames)
         ]
-        return [answer.as_numpy("output").item() for answer in answers]
+        return [probability(model, answer) for answer in answers]
 
 
 def in_one_stream(server: RunningServer, model: str) -> dict[int, list[float]]:
@@ -106,7 +137,7 @@ def in_one_stream(server: RunningServer, model: str) -> dict[int, list[float]]:
             for number in CLIENTS:
                 client.async_stream_infer(
                     model,
-                    tensors(grpcclient, sounds[number][at]),
+                    tensors(grpcclient, model, sounds[number][at]),
                     request_id=str(number),
                     sequence_id=number,
                     sequence_start=at == 0,
@@ -115,12 +146,12 @@ def in_one_stream(server: RunningServer, model: str) -> dict[int, list[float]]:
         for _ in range(FRAMES * len(CLIENTS)):
             result = answers.get(timeout=60)
             assert not isinstance(result, Exception), result
-            said[int(result.get_response().id)].append(result.as_numpy("output").item())
+            said[int(result.get_response().id)].append(probability(model, result))
         client.stop_stream()
     return said
 
 
-@pytest.mark.parametrize("model", STRATEGIES)
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("door", ["http", "grpc", "stream"])
 def test_eight_sounds_at_once_are_judged_as_each_alone(
     server: RunningServer, expected: dict[int, np.ndarray], model: str, door: str
@@ -133,6 +164,14 @@ def test_eight_sounds_at_once_are_judged_as_each_alone(
             said = {number: future.result() for number, future in futures.items()}
     for number in CLIENTS:
         np.testing.assert_allclose(said[number], expected[number], rtol=1e-4, atol=1e-6)
+
+
+def test_sounds_of_one_stream_share_executions(server: RunningServer) -> None:
+    before = figures(server, "vad_torch")
+    in_one_stream(server, "vad_torch")
+    added = figures(server, "vad_torch").since(before)
+    assert added.rows == FRAMES * len(CLIENTS)
+    assert added.executions <= added.rows / 2
 
 
 def test_the_state_is_none_of_the_clients_business(server: RunningServer) -> None:
