@@ -110,6 +110,11 @@ class BatchRequest:
         return self._header.flags
 
     @property
+    def slot(self) -> int:
+        """The place of its sequence in the instance; 0 where it belongs to none."""
+        return self._header.slot
+
+    @property
     def timeout_us(self) -> int:
         """Microseconds that the client gave the request; 0 = no limit."""
         return self._header.timeout_us

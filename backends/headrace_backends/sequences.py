@@ -128,7 +128,7 @@ class BatchSequences:
         self._headers: Final = message.requests
         self._instance: Final = message.instance
         slots = [header.slot for header in message.requests]
-        expands = model.rows_are_slots and message.requests[0].sequence > 0
+        expands = model.rows_are_slots and message.requests[0].sequence != 0
         self.starts: Final = slots if expands else _starts(message.requests)
         """The first row of each request."""
         self.rows: Final = max(slots) + 1 if expands else sum(header.rows for header in message.requests)
