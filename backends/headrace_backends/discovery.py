@@ -19,7 +19,7 @@ _OWN: Final = {
 @functools.cache  # a forked process finds what its zygote found; looking through all distributions takes milliseconds
 def load_backend(name: str) -> type[Backend]:
     """Import and return the class of backend `name`. Raises InferError with what has to be installed."""
-    found = list(entry_points(group=GROUP, name=name)) or [_OWN[name]] * (name in _OWN)
+    found = list(entry_points(group=GROUP, name=name)) or ([_OWN[name]] if name in _OWN else [])
     if not found:
         known = ", ".join(sorted({point.name for point in entry_points(group=GROUP)})) or "none"
         raise not_found(f"there is no backend '{name}' in this environment; installed are: {known}")
