@@ -30,9 +30,9 @@ from headrace.gateway.address import where
 from headrace.gateway.grpc.transport import GrpcGateway
 from headrace.gateway.http.app import HttpGateway
 from headrace.instances.arenas import ArenaTable
+from headrace.instances.gpus import gpu_count, without_gpu
 from headrace.instances.loaded_model import LoadedModel
-from headrace.instances.loader import InstanceLoader
-from headrace.instances.placement import gpu_count
+from headrace.instances.loader import InstanceLoader, installed_backends
 from headrace.instances.services import BackendServices
 from headrace.instances.supervisor import ProcessSettings
 from headrace.observability import logging as log_setup
@@ -121,7 +121,11 @@ def make_limiter(config: ServerConfig) -> RateLimiter | None:
 
 def completion_of(config: ServerConfig) -> Completion:
     """Return the settings that shape the models' configurations."""
-    return Completion(auto_complete=config.auto_complete_config, gpu_count=gpu_count())
+    return Completion(
+        auto_complete=config.auto_complete_config,
+        gpu_count=gpu_count(config.gpu_count, config.visible_gpus),
+        without_gpu=without_gpu(installed_backends()),
+    )
 
 
 def _region_table(config: ServerConfig, gpus: int) -> RegionTable:
@@ -196,7 +200,7 @@ class Server:
             load_concurrency=config.model_load_thread_count,
             load_retries=config.model_load_retry_count,
         )
-        gpus = gpu_count()
+        gpus = gpu_count(config.gpu_count, config.visible_gpus)
         metadata = ServerMetadata(config.id, __version__, (*EXTENSIONS, *(["cuda_shared_memory"] if gpus else [])))
         self._memory = _region_table(config, gpus)
         self._tracer = Tracer(config.trace.values, config.trace.file, self._registry.get, clock)

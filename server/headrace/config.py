@@ -91,6 +91,10 @@ class ServerConfig:
     arena_byte_size: int
     backend_restart_limit: int
     backend_restart_window_secs: float
+    gpu_count: int | None
+    """GPUs that instances may be placed on; None = as many as there are."""
+    visible_gpus: str | None
+    """What CUDA_VISIBLE_DEVICES says, which backend processes inherit; None = nothing."""
     backend_config: Mapping[str, Mapping[str, str]]
     """Settings by backend; under "" those of every backend, which a backend's own go before."""
     rate_limits: Limits | None
@@ -133,7 +137,7 @@ def load_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -
     problems += _conflicts(values)
     if problems:
         raise UsageError(problems)
-    return _build(values, metrics, trace, cache, limits, policies, warnings)
+    return _build(values, metrics, trace, cache, limits, policies, environ.get("CUDA_VISIBLE_DEVICES"), warnings)
 
 
 def _parse(flag: Flag, source: str, texts: Sequence[str], problems: list[str]) -> object:
@@ -156,6 +160,7 @@ def _build(
     cache: CacheSettings | None,
     limits: Limits | None,
     policies: HostPolicies,
+    visible_gpus: str | None,
     warnings: list[str],
 ) -> ServerConfig:
     backend_config: dict[str, dict[str, str]] = {}
@@ -182,6 +187,8 @@ def _build(
         arena_byte_size=values["arena-byte-size"],
         backend_restart_limit=values["backend-restart-limit"],
         backend_restart_window_secs=values["backend-restart-window-secs"],
+        gpu_count=values["gpu-count"],
+        visible_gpus=visible_gpus,
         backend_config=backend_config,
         cache=cache,
         rate_limits=limits,

@@ -299,6 +299,13 @@ SERVED = (
         many=True,
     ),
     _served(
+        "gpu-count",
+        integer(0, 64),
+        None,
+        "GPUs that instances may be placed on; default: those of /dev, as far as CUDA_VISIBLE_DEVICES names them",
+        "N",
+    ),
+    _served(
         "host-policy",
         scoped_settings("policy"),
         None,

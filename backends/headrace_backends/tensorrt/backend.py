@@ -64,9 +64,9 @@ class TensorRtBackend:
             if instance.dla_core not in engines:
                 engines[instance.dla_core] = loader.load(path, instance.dla_core, unbatched)
         signature = next(iter(engines.values())).signature
+        # a batch may go to any instance, also to one of another process
         limit = min(
-            signature.max_batch_size(profiles_of(instance, engines[instance.dla_core]))
-            for instance in options.instances
+            signature.max_batch_size(profiles_of(group, signature)) for group in options.groups or options.instances
         )
         size = _max_batch_size(model, signature, limit)
         for instance in options.instances:

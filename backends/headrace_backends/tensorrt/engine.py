@@ -24,6 +24,8 @@ _DEVICE_ERROR: Final = re.compile(r"expecting compute (\d+\.\d+),? got compute (
 _VERSION_ERROR: Final = re.compile(
     r"expecting (?:library )?version (\S+?),? got (?:version )?(\S+?),? please", re.IGNORECASE
 )
+_BROKEN: Final[list[Any]] = []
+"""Runtimes that TensorRT could not make but for an empty shell, which crashes the process when it is used or freed."""
 _KEPT: Final = 8
 """Error messages that are kept of each thread."""
 _LOG: Final = logging.getLogger(__name__)
@@ -155,6 +157,7 @@ class EngineLoader:
         self._log.clear()
         runtime = self._trt.Runtime(self._log.logger)
         if self._log.heard:
+            _BROKEN.append(runtime)
             raise unavailable(f"TensorRT cannot be used here: {self._log.take()}")
         if dla_core is not None:
             if dla_core >= runtime.num_DLA_cores:

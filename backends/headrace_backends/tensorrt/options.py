@@ -52,6 +52,8 @@ class TensorRtOptions:
     """Other files for GPUs of some compute capability, by its text, as 8.0."""
     instances: tuple[InstanceOptions, ...]
     """In the order of the instances of this process."""
+    groups: tuple[InstanceOptions, ...] = ()
+    """One for each instance group, also those whose instances other processes serve."""
     version_compatible: bool = False
     """Whether code that is in an engine may run, which engines for other versions need."""
     plugins: tuple[str, ...] = ()
@@ -79,10 +81,12 @@ def parse_options(model: ModelContext) -> TensorRtOptions:
     strategy = model.parameter(_STRATEGY) or _STRATEGIES[0]
     if strategy not in _STRATEGIES:
         problems.append(f"parameters.{_STRATEGY}: expected {' or '.join(_STRATEGIES)}, got '{strategy}'")
+    groups, by_name = _instances(model, problems)
     options = TensorRtOptions(
         filename=model.config.get("default_model_filename") or DEFAULT_FILE,
         by_capability=dict(model.config.get("cc_model_filenames") or {}),
-        instances=_instances(model, problems),
+        instances=tuple(by_name.get(name) or InstanceOptions(name) for name in model.instances),
+        groups=groups,
         version_compatible=_switch(model.backend_config, "version-compatible", problems),
         plugins=tuple(path for path in model.backend_config.get("plugins", "").split(";") if path),
         priority=optimization.get("priority", "PRIORITY_DEFAULT"),
@@ -110,17 +114,21 @@ def _switch(settings: Mapping[str, str], name: str, problems: list[str]) -> bool
     return text in {"true", "1"}
 
 
-def _instances(model: ModelContext, problems: list[str]) -> tuple[InstanceOptions, ...]:
-    """Return the options of each instance, in order; an instance is named `<group>_<number>`."""
+def _instances(
+    model: ModelContext, problems: list[str]
+) -> tuple[tuple[InstanceOptions, ...], dict[str, InstanceOptions]]:
+    """Return the options of each group, and of each instance by its name, `<group>_<number>`."""
+    groups: list[InstanceOptions] = []
     by_name: dict[str, InstanceOptions] = {}
     for index, group in enumerate(model.config.get("instance_group", ())):
         path = f"instance_group[{index}]"
         profiles = _profiles(group.get("profile", ()), path, problems)
         core = _dla_core(group.get("secondary_devices", ()), path, problems)
+        groups.append(InstanceOptions(group["name"], profiles, core))
         for number in range(group.get("count", 1)):
             name = f"{group['name']}_{number}"
             by_name[name] = InstanceOptions(name, profiles, core)
-    return tuple(by_name.get(name) or InstanceOptions(name) for name in model.instances)
+    return tuple(groups), by_name
 
 
 def _profiles(texts: Sequence[str], path: str, problems: list[str]) -> tuple[int, ...]:

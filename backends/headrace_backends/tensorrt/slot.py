@@ -17,7 +17,7 @@ from headrace_backends.tensorrt.cuda import Cuda, CudaError
 from headrace_backends.tensorrt.engine import Engine
 from headrace_backends.tensorrt.layout import Layout
 from headrace_backends.tensorrt.options import GraphSpec, InstanceOptions, TensorRtOptions
-from headrace_backends.tensorrt.signature import EngineTensor, Given, shape_values
+from headrace_backends.tensorrt.signature import EngineSignature, EngineTensor, Given, shape_values
 from headrace_protocol.datatype import Array
 from headrace_protocol.errors import InferError, cancelled, invalid
 
@@ -51,7 +51,7 @@ class Slot:
         self._signature: Final = engine.signature
         self._options: Final = options
         self._batching: Final = batching
-        self._profiles: Final = profiles_of(instance, engine)
+        self._profiles: Final = profiles_of(instance, engine.signature)
         self._name: Final = instance.name
         self._buffers: Final = Buffers(cuda, self._signature.outputs)
         self._contexts: dict[int, ReadyContext] = {}
@@ -316,9 +316,9 @@ class Slot:
         self._buffers.generation += 1
 
 
-def profiles_of(instance: InstanceOptions, engine: Engine) -> Sequence[int]:
-    """Return the profiles that an instance uses. Raises INVALID_ARG for one that the engine lacks."""
-    count = len(engine.signature.profiles)
+def profiles_of(instance: InstanceOptions, signature: EngineSignature) -> Sequence[int]:
+    """Return the profiles that an instance or group uses. Raises INVALID_ARG for one that the engine lacks."""
+    count = len(signature.profiles)
     for number in instance.profiles:
         if number >= count:
             raise invalid(f"instance '{instance.name}' is to use profile {number}, the engine has 0 to {count - 1}")

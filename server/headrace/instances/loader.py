@@ -236,6 +236,7 @@ class InstanceLoader:
                 kind=placement.kind,
                 device=placement.device,
                 auto_complete=self._completion.auto_complete,
+                sharing=len(names),
             )
             messages.append((message, placement))
         return messages

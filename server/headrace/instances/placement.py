@@ -1,4 +1,4 @@
-"""Where instances may run: which devices this machine offers, and how instance groups become processes."""
+"""Where instances run: how instance groups become processes, each on one device."""
 
 from __future__ import annotations
 
@@ -6,30 +6,12 @@ import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Final
 
 from headrace.repository.model_config import InstanceGroup, Need
 
 _POLICY_OF_KIND: Final[Mapping[str, str]] = {"KIND_CPU": "cpu", "KIND_MODEL": "model"}
-GPU_PACKAGES: Final = ("onnxruntime-gpu",)
-"""Distributions that let a backend run on an NVIDIA GPU. Without one of them a GPU is of no use to us."""
-
-
-def gpu_count(devices: Path = Path("/dev")) -> int:
-    """Return how many NVIDIA GPUs instances can be placed on; 0 where no installed backend could use them."""
-    if not any(map(_installed, GPU_PACKAGES)):
-        return 0
-    return sum(path.name.removeprefix("nvidia").isdecimal() for path in devices.glob("nvidia*"))
-
-
-def _installed(package: str) -> bool:
-    try:
-        distribution(package)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)

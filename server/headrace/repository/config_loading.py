@@ -41,6 +41,12 @@ class Completion:
     default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
     """For models that can batch and whose configuration says nothing about it."""
     gpu_count: int = 0
+    without_gpu: frozenset[str] = frozenset()
+    """Backends that cannot use those GPUs."""
+
+    def gpus_for(self, backend: str) -> int:
+        """Return how many GPUs the instances of a backend can be placed on."""
+        return 0 if backend in self.without_gpu else self.gpu_count
 
 
 def config_path(model_directory: Path, config_name: str | None) -> Path | None:
@@ -97,8 +103,9 @@ def draft_config(
     proto, _ = _with_backend(parsed, version_directory, model_name)
     if not completion.auto_complete and not parsed.source:
         raise ConfigError([Problem("", f"there is no {CONFIG_FILE}, and auto-completion is off")])
-    normalise(proto, model_name=model_name, server=NormaliseSettings(completion.gpu_count))
-    problems = validate(proto, model_name=model_name, gpu_count=completion.gpu_count, draft=completion.auto_complete)
+    gpus = completion.gpus_for(proto.backend)
+    normalise(proto, model_name=model_name, server=NormaliseSettings(gpus))
+    problems = validate(proto, model_name=model_name, gpu_count=gpus, draft=completion.auto_complete)
     _raise_if(problems + check_label_files(proto, model_directory) + check_warm_up_files(proto, model_directory))
     return freeze(proto, str(model_directory))
 
@@ -131,8 +138,9 @@ def finish_config(
             max_batch_size_given="max_batch_size" in given,
         )
     notes += _completed(before, proto)
-    normalise(proto, model_name=model_name, server=NormaliseSettings(completion.gpu_count))
-    problems += validate(proto, model_name=model_name, gpu_count=completion.gpu_count)
+    gpus = completion.gpus_for(proto.backend)
+    normalise(proto, model_name=model_name, server=NormaliseSettings(gpus))
+    problems += validate(proto, model_name=model_name, gpu_count=gpus)
     problems += check_label_files(proto, model_directory)
     problems += check_warm_up_files(proto, model_directory)
     if not problems:

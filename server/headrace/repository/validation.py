@@ -171,7 +171,8 @@ def _instance_group(group: pb.ModelInstanceGroup, path: str, backend: str, gpu_c
             text = f"GPUs go with KIND_GPU alone, this group is {kind} and names {list(group.gpus)}"
             problems.append(Problem(f"{path}.gpus", text))
     elif gpu_count == 0:
-        problems.append(Problem(f"{path}.kind", "KIND_GPU needs a GPU, and this server has none"))
+        text = f"KIND_GPU needs a GPU, and this server has none that the backend {backend!r} can use"
+        problems.append(Problem(f"{path}.kind", text))
     else:
         problems += [
             Problem(f"{path}.gpus[{place}]", f"expected a GPU from 0 to {gpu_count - 1}, got {gpu}")
