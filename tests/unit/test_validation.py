@@ -34,6 +34,11 @@ GOOD = [
     BASE + "dynamic_batching { preserve_ordering: true priority_levels: 1 default_priority_level: 1 }",
     BASE + "dynamic_batching { preserve_ordering: true default_queue_policy { timeout_action: DELAY } }",
     BASE + "instance_group [ { kind: KIND_MODEL }, { count: 3 } ]",
+    BASE + "instance_group [ { passive: true }, { host_policy: 'x' } ]",
+    BASE + "instance_group { rate_limiter { resources [ { name: 'a' count: 1 }, { name: 'b' global: true count: 9 } ] } }",
+    BASE + "response_cache { enable: true } dynamic_batching { }",
+    BASE + "model_warmup { name: 's' batch_size: 8 count: 2 inputs { key: 'X' value { data_type: TYPE_FP32 "
+    "dims: [ 0, 4 ] zero_data: true } } }",
     BASE + "version_policy { specific { versions: [ 0, 2 ] } }",
     BASE + "response_cache { enable: false } model_transaction_policy { decoupled: false }",
     BASE + 'output { name: "Z" data_type: TYPE_FP32 dims: [ 1 ] reshape { shape: [ ] } }',
@@ -52,6 +57,16 @@ def test_a_good_configuration_has_no_problem(text):
 
 INPUT = "input[1]"
 BAD = [
+    ("response_cache { enable: true } model_transaction_policy { decoupled: true }", "response_cache.enable",
+     "the answers of a decoupled model cannot be kept"),
+    ("response_cache { enable: true } sequence_batching { }", "response_cache.enable", "depend on what came before"),
+    ("instance_group [ { passive: true }, { passive: true } ]", "instance_group", "every group is passive"),
+    ("instance_group { rate_limiter { resources { count: 1 } } }",
+     "instance_group[0].rate_limiter.resources[0].name", "the resource has no name"),
+    ("instance_group { rate_limiter { resources { name: 'r' } } }",
+     "instance_group[0].rate_limiter.resources[0].count", "expected >= 1, got 0"),
+    ("instance_group { rate_limiter { resources [ { name: 'r' count: 1 }, { name: 'R' count: 1 } ] } }",
+     "instance_group[0].rate_limiter.resources[1].name", "'R' is given twice; capitals make no difference"),
     ('name: "other"', "name", "expected the name of the model's directory, 'm', got 'other'"),
     ('platform: "onnxruntime_onnx"', "backend", "belongs to the backend 'onnxruntime', got 'python'"),
     ("dynamic_batching { preferred_batch_size: [ 4, 0 ] }", "dynamic_batching.preferred_batch_size[1]", "got 0"),
@@ -197,7 +212,6 @@ def test_a_feature_that_is_not_served_is_an_error_that_says_so(path):
 HINTS = {
     "runtime": "runtime: 'x'",
     "cc_model_filenames": "cc_model_filenames { key: '8.0' value: 'x' }",
-    "instance_group[].host_policy": "instance_group { host_policy: 'x' }",
     "optimization.priority": "optimization { priority: PRIORITY_MAX }",
     "optimization.cuda": "optimization { cuda { graphs: true } }",
     "optimization.gather_kernel_buffer_threshold": "optimization { gather_kernel_buffer_threshold: 1 }",
