@@ -272,7 +272,15 @@ class RegistryDataPlane:
 
     def decoupled(self, name: str, version: int) -> bool:
         """Return whether the model may give any number of responses."""
-        return self._registry.get(name, version).config.decoupled
+        try:
+            return self._registry.get(name, version).config.decoupled
+        except InferError:
+            # A sequence may go on in a model that is unloaded.
+            model = self._registry.acquire_where(name, version, lambda model: model.sequences is not None)
+            if model is None:
+                raise
+            self._registry.release(model)
+            return model.config.decoupled
 
     def instances_of(self, name: str, version: int) -> InstancePool | None:
         """Return the instances that a request to the model would wait for; raises NOT_FOUND, UNAVAILABLE."""

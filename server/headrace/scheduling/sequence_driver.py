@@ -115,7 +115,7 @@ class SequenceDriver(BatchDriver):
                 self._statistics.record_failure(error.reason, now - request.received_ns)
             raise
         if self._batcher.restarts != restarts:
-            _log.warning("model %s: sequence %r was started again", self._signature.name, item.correlation_id)
+            _log.debug("model %s: sequence %r was started again", self._signature.name, item.correlation_id)
         self._statistics.pending += 1
         self._tell_occupied()
         self.kick()
