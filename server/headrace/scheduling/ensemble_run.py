@@ -354,8 +354,8 @@ class EnsembleRun:
     # The end of every event
 
     def _settle(self, now_ns: int) -> list[Decision]:
-        while self._touched:
-            place, _ = self._touched.popitem()
+        touched, self._touched = self._touched, {}
+        for place in touched:
             self._pump(self._steps[place], now_ns)
         for scope in self._groups:
             self._deliver(self._scopes[scope])
