@@ -35,6 +35,7 @@ class FakeProcess:
         self.cancels: list[tuple[int, int]] = []
         self.ended: list[int] = []
         self.number = 0
+        self.gate = None
 
     def execute(self, payload, on_done, on_response, instance) -> int:
         command = payload.gather(self.arena, self.number + 1, instance)
