@@ -56,7 +56,8 @@ class ModelContext:
     auto_complete: bool
     """Whether what the backend finds in the model may complete the configuration."""
     threads: int
-    """Threads that one execution may use when all instances run: the cores of this process shared out, at least 1."""
+    """Threads that one execution may use when all instances of the model on this device run: the cores shared out, at
+    least 1."""
     server: ServerCalls = field(default_factory=ServerCalls, compare=False, repr=False)
     """Other models, what is loaded, and metrics."""
 

@@ -40,7 +40,7 @@ def model_context(message: Initialize, cores: int, server: ServerCalls | None = 
         kind=message.kind,
         device=message.device,
         auto_complete=message.auto_complete,
-        threads=max(1, cores // max(1, len(message.instances))),
+        threads=max(1, cores // max(1, message.sharing or len(message.instances))),
         server=ServerCalls() if server is None else server,
     )
 

@@ -57,6 +57,8 @@ class Initialize(msgspec.Struct, array_like=True, tag=1, frozen=True):
     device: int
     """GPU number for KIND_GPU, else 0."""
     auto_complete: bool
+    sharing: int = 0
+    """How many instances share the cores, those of other processes included; 0 = those of this one."""
 
 
 class RequestHeader(msgspec.Struct, array_like=True, frozen=True, gc=False):

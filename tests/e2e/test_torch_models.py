@@ -230,28 +230,31 @@ def test_one_bad_request_of_a_batch_fails_alone(server: RunningServer) -> None:
     assert answers[1][1] == {"error": "PyTorch failed: RuntimeError: index out of range in self"}
 
 
-def pids(server: RunningServer, model: str, requests: int = 2) -> set[int]:
-    """Return the processes that answered as many requests at once, each of which takes a second."""
+def at_once(server: RunningServer, model: str, requests: int = 2) -> tuple[set[int], set[int]]:
+    """Return the processes that answered as many requests at once, a second each, and how many threads they had."""
     ready = threading.Barrier(requests)
 
-    def one(_: int) -> int:
+    def one(_: int) -> dict[str, np.ndarray]:
         ready.wait()
-        return int(ask(server, "grpc", model, {"x": np.array([[200]], np.float32)})["pid"].item())
+        return ask(server, "grpc", model, {"x": np.array([[200]], np.float32)})
 
     with ThreadPoolExecutor(requests) as pool:
-        return set(pool.map(one, range(requests)))
+        answers = list(pool.map(one, range(requests)))
+    return {int(got["pid"].item()) for got in answers}, {int(got["threads"].item()) for got in answers}
 
 
-def test_instances_of_a_plain_module_run_in_processes_of_their_own(server: RunningServer) -> None:
-    assert len(pids(server, "apart")) == 2
+def test_instances_of_a_plain_module_run_in_processes_of_their_own_and_share_the_cores(server: RunningServer) -> None:
+    processes, threads = at_once(server, "apart")
+    assert len(processes) == 2
+    assert threads == {max(1, len(os.sched_getaffinity(server.process.pid)) // 2)}
 
 
 def test_instances_that_share_their_weights_run_in_one_process_with_as_many_threads_as_configured(
     server: RunningServer,
 ) -> None:
-    assert len(pids(server, "shared")) == 1
-    outputs = ask(server, "grpc", "shared", {"x": np.array([[1]], np.float32)})
-    assert outputs["threads"].item() == 3
+    processes, threads = at_once(server, "shared")
+    assert len(processes) == 1
+    assert threads == {3}
 
 
 def test_a_model_that_crashes_fails_its_request_and_is_served_again(server: RunningServer) -> None:
