@@ -362,7 +362,7 @@ class SequenceMachine(RuleBasedStateMachine):
             line = model.lines.get(name)
             assert self.batcher.holds(name) == (line is not None and not line[-1].closed)
         for (slot, instance), name in model.seats.items():
-            line = self.batcher._slots[instance][slot].line
+            line = self.batcher._slots.of(instance)[slot].line
             assert line is not None
             assert line.correlation_id == name
         expiry = self.batcher.next_expiry_ns()

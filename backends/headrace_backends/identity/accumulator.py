@@ -37,10 +37,13 @@ class Accumulator:
         if self._states:
             sums = dict(outputs)
             for name, (before, after) in zip(outputs, self._states, strict=False):
-                sums[name] = sums[after] = outputs[name] + request.input(before)
+                sums[name] = sums[after] = np.add(outputs[name], request.input(before))
             return sums
         earlier = {} if self._is(request, "START") else self._sums.get(request.correlation_id, {})
-        sums = {name: array + earlier[name] if name in earlier else np.array(array) for name, array in outputs.items()}
+        sums = {
+            name: np.add(array, earlier[name]) if name in earlier else np.array(array)
+            for name, array in outputs.items()
+        }
         self._sums[request.correlation_id] = sums
         if self._is(request, "END"):
             del self._sums[request.correlation_id]

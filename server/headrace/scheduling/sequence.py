@@ -17,20 +17,17 @@ An *iterative* model's every request is a sequence of its own, which the model m
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
-from typing import Final
 
 from headrace.repository.model_config import SequenceBatching
 from headrace.scheduling.ordering import OrderedRelease
+from headrace.scheduling.sequence_admission import SequenceAdmission
 from headrace.scheduling.sequence_backlog import Backlog
-from headrace.scheduling.sequence_parts import Line, Sequence, SequenceItem, Slot
+from headrace.scheduling.sequence_parts import Line, Sequence, SequenceItem
 from headrace.scheduling.sequence_ready import DirectReady, OldestReady, ReadyRequests
+from headrace.scheduling.sequence_slots import SlotTable
 from headrace.types import SEQUENCE_END, SEQUENCE_START
-from headrace_protocol.datatype import BYTES
-from headrace_protocol.errors import FailureReason, InferError, invalid, unavailable
-
-_FIRST_OWN_ID: Final = 1 << 62
+from headrace_protocol.errors import FailureReason, InferError, unavailable
 
 
 class SequenceBatcher:
@@ -46,16 +43,13 @@ class SequenceBatcher:
     ) -> None:
         """`ordering` is told of each request once it could run; whoever completes requests releases them by it."""
         self._settings = settings
-        self._model_name = model_name
+        self._admission = SequenceAdmission(settings, model_name)
         self._ordering = ordering
         self._idle_ns = settings.max_idle_us * 1000
         rows = max(1, max_batch_size)
         per_instance = (settings.max_candidate_sequences or rows) if settings.oldest else rows
-        self._slots = [[Slot(instance, number) for number in range(per_instance)] for instance in range(instances)]
+        self._slots = SlotTable(instances, per_instance)
         self._ready = [_ready_requests(settings, max_batch_size) for _ in range(instances)]
-        self._up: set[int] = set()
-        self._free: list[tuple[int, int]] = []
-        """A heap of (slot number, instance): slots of instances that are up, without a line."""
         self._lines: dict[int | str, Line] = {}
         self._backlog = Backlog()
         self._idle: OrderedDict[Sequence, None] = OrderedDict()
@@ -116,17 +110,17 @@ class SequenceBatcher:
         """
         assert item.sequence is None, "the request waits already"
         self._reap(now_ns)
-        self._check(item)
+        self._admission.admit(item, self._lines)
         line = self._lines.get(item.correlation_id)
         if not item.flags & SEQUENCE_START and (line is None or line.last.closed):
-            raise self._no_start(item)
+            raise self._admission.no_start(item)
         if self._waiting >= self._settings.max_queue_size:
             self._sweep(now_ns)
             if self._waiting >= self._settings.max_queue_size:
                 raise self._full()
             line = self._lines.get(item.correlation_id)
             if not item.flags & SEQUENCE_START and (line is None or line.last.closed):
-                raise self._no_start(item)
+                raise self._admission.no_start(item)
         if item.flags & SEQUENCE_START:
             sequence = self._begin(line, item.correlation_id, now_ns)
         else:
@@ -207,20 +201,14 @@ class SequenceBatcher:
 
     def instance_up(self, instance: int, now_ns: int) -> None:
         """Give out the slots of an instance: it has a process."""
-        assert instance not in self._up, "the instance is up already"
-        self._up.add(instance)
-        for slot in self._slots[instance]:
-            if slot.line is None:
-                heapq.heappush(self._free, (slot.number, instance))
+        self._slots.up(instance)
         self._fill(now_ns)
 
     def instance_lost(self, instance: int, now_ns: int) -> list[SequenceItem]:
         """End the sequences of an instance whose process has gone, and return their requests that waited."""
-        self._up.remove(instance)
-        self._free = [entry for entry in self._free if entry[1] != instance]
-        heapq.heapify(self._free)
+        self._slots.down(instance)
         lost: list[SequenceItem] = []
-        for slot in self._slots[instance]:
+        for slot in self._slots.of(instance):
             if slot.line is not None:
                 lost += self._end(slot.line.first, now_ns, process_gone=True)
         self._fill(now_ns)
@@ -237,13 +225,10 @@ class SequenceBatcher:
     def check_integrity(self) -> None:
         """Assert the invariants of the structure; slow, for tests."""
         self._backlog.check_integrity()
-        slots = [slot for of_instance in self._slots for slot in of_instance]
-        seated = [slot.line for slot in slots if slot.line is not None]
+        self._slots.check_integrity()
+        seated = [slot.line for slot in self._slots if slot.line is not None]
         assert len(set(seated)) == len(seated) == self.active, "a line has two slots, or the count is wrong"
-        assert all(slot.line is None or slot.line.slot is slot for slot in slots), "a line believes to be elsewhere"
-        free = [(slot.number, slot.instance) for slot in slots if slot.line is None and slot.instance in self._up]
-        assert sorted(self._free) == sorted(free), "a free slot is not known, or known twice"
-        assert not (self._free and self._backlog), "a sequence waits though a slot is free"
+        assert not (self._slots.free and self._backlog), "a sequence waits though a slot is free"
         sequences = [sequence for line in self._lines.values() for sequence in line.sequences]
         assert sum(len(sequence.items) for sequence in sequences) == self._waiting, "the count of requests is wrong"
         idle = [sequence.idle_since_ns for sequence in self._idle]
@@ -268,38 +253,6 @@ class SequenceBatcher:
         assert not waits or not sequence.closed, "a sequence that is over is kept"
 
     # --- how -------------------------------------------------------------------------------------------------------
-
-    def _check(self, item: SequenceItem) -> None:
-        """Raise INVALID_ARG where a request cannot be one of a sequence; complete those of an iterative model."""
-        model, correlation = self._model_name, self._settings.correlation
-        if item.rows != 1:
-            raise invalid(
-                f"model '{model}' takes sequences, whose requests have a batch size of 1, this one has {item.rows}"
-            )
-        if self._settings.iterative:
-            item.flags = SEQUENCE_START
-            item.correlation_id = item.correlation_id or self._own_id()
-        given = item.correlation_id
-        if not given:
-            raise invalid(f"model '{model}' takes sequences: a request needs a sequence_id that is not 0 or empty")
-        if correlation is None:
-            return
-        if (correlation is BYTES) is not isinstance(given, str):
-            kind = "a string" if isinstance(given, str) else "a number"
-            raise invalid(f"sequence_id {given!r} is {kind}, model '{model}' takes it as {correlation.name}")
-        if isinstance(given, int) and given > self._settings.largest_id:
-            raise invalid(
-                f"sequence_id {given} is too large: model '{model}' takes it as {correlation.name}, "
-                f"up to {self._settings.largest_id}"
-            )
-
-    def _own_id(self) -> int | str:
-        largest = self._settings.largest_id
-        number = min(_FIRST_OWN_ID, largest // 2 + 1)
-        number += self._numbers % (largest - number)
-        while number in self._lines or str(number) in self._lines:
-            number = number + 1 if number < largest else 1
-        return str(number) if self._settings.correlation is BYTES else number
 
     def _begin(self, line: Line | None, correlation_id: int | str, now_ns: int) -> Sequence:
         self._numbers += 1
@@ -326,11 +279,10 @@ class SequenceBatcher:
 
     def _fill(self, now_ns: int) -> None:
         """Give free slots to the backlog."""
-        while self._free and self._backlog:
-            number, instance = heapq.heappop(self._free)
+        while self._slots.free and self._backlog:
             line = self._backlog.first()
             self._backlog.remove(line)
-            line.slot = self._slots[instance][number]
+            line.slot = self._slots.take()
             line.slot.line = line
             self._offer(line.first, now_ns)
 
@@ -397,7 +349,7 @@ class SequenceBatcher:
         if was_first and slot is not None and sequence.began and not sequence.end_seen:
             self._ended.append((slot.instance, sequence.number))
         if line.sequences:
-            if slot is not None and slot.instance not in self._up:
+            if slot is not None and not self._slots.is_up(slot.instance):
                 self._unseat(line)
                 self._fill(now_ns)
             else:
@@ -408,9 +360,8 @@ class SequenceBatcher:
             self._backlog.remove(line)
             return
         slot.line = None
-        if slot.instance in self._up:
-            heapq.heappush(self._free, (slot.number, slot.instance))
-            self._fill(now_ns)
+        self._slots.release(slot)
+        self._fill(now_ns)
 
     def _reap(self, now_ns: int) -> None:
         """End the sequences that were idle for too long."""
@@ -425,12 +376,6 @@ class SequenceBatcher:
         while (item := self._backlog.overdue(now_ns)) is not None:
             assert item.sequence is not None, "the time of a request that is over runs"
             self._rejected += self._end(item.sequence, now_ns)
-
-    def _no_start(self, item: SequenceItem) -> InferError:
-        return invalid(
-            f"sequence {item.correlation_id!r} is not under way in model '{self._model_name}': the first request of a "
-            "sequence needs the start flag, and so does one after its end"
-        )
 
     def _full(self) -> InferError:
         return unavailable(
