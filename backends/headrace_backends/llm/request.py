@@ -1,0 +1,137 @@
+"""One generation and where it stands. Pure: knows no scheduler, no tensor and no tokenizer.
+
+Invariant between steps: the KV of tokens [0, num_computed_tokens) is in the cache, and the newest sampled token's is not;
+it is computed by the step that samples the one after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from headrace_backends.llm.sampling_params import SamplingParams
+
+_MASK = (1 << 64) - 1
+
+
+class FinishReason(Enum):
+    """Why a generation ended; the values are the words that clients read."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+    REPETITION = "repetition"
+
+
+class Status(Enum):
+    """Where a request is."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    """Waiting again: its blocks were given to others, so its tokens will be computed again."""
+    FINISHED = "finished"
+
+
+class TextOutput(Protocol):
+    """The text of one generation as it grows; the scheduler shows it each token."""
+
+    def append(self, token_id: int, *, check_stop: bool) -> str | None:
+        """Take the next token; return the stop string that it completed."""
+
+
+@dataclass(slots=True, eq=False)
+class GenerationRequest:
+    """One sequence of tokens that is being continued. The scheduler that it was given to alone changes its state.
+
+    A request for n > 1 is n of these (see `children`): they share the prompt's blocks through the prefix cache.
+    """
+
+    id: str
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+    seed: int
+    """64 bits. The k-th token is drawn from (seed, k) alone, so that no batch, preemption or draft changes it."""
+    eos_token_ids: frozenset[int] = frozenset()
+    arrival_ns: int = 0
+    priority: int = 0
+    """Lower runs first."""
+    cache_salt: str | None = None
+    """Only requests of equal salt share cached blocks."""
+    lora: str | None = None
+    index: int = 0
+    """Which of the n choices this is."""
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    """`params.bad_words` as tokens."""
+    text: TextOutput | None = None
+
+    status: Status = Status.WAITING
+    max_tokens: int = 0
+    """Set at admission: what the request asked for, within the model's length."""
+    order: int = 0
+    """Set at admission: its place among all arrivals."""
+    token_ids: list[int] = field(default_factory=list)
+    """Prompt and output."""
+    output_token_ids: list[int] = field(default_factory=list)
+    draft_token_ids: list[int] = field(default_factory=list)
+    """Guesses that the next step checks."""
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache when it was first run."""
+    block_table: list[int] = field(default_factory=list)
+    """Append-only while the request runs."""
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_preemptions: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    """The stop token or the stop string; None for the end of the text."""
+    error: str | None = None
+    scheduled_ns: int | None = None
+    first_token_ns: int | None = None
+    finished_ns: int | None = None
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.prompt_token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are certain: drafts do not count."""
+        return len(self.token_ids)
+
+    @property
+    def num_tokens_with_drafts(self) -> int:
+        return len(self.token_ids) + len(self.draft_token_ids)
+
+    @property
+    def finished(self) -> bool:
+        return self.status is Status.FINISHED
+
+    def append(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
+        self.output_token_ids.append(token_id)
+
+
+def child_seed(seed: int, index: int) -> int:
+    """Return the seed of the index-th of n choices (splitmix64); the first keeps the seed itself."""
+    if index == 0:
+        return seed & _MASK
+    z = (seed + index * 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+def child_id(request_id: str, index: int) -> str:
+    """Return the id of the index-th of n choices; the first keeps the request's own."""
+    return request_id if index == 0 else f"{request_id}/{index}"

@@ -1,0 +1,94 @@
+"""What one engine step computes, and what the runner answers. Pure: the seam between the scheduler and the model.
+
+A runner writes the K and V of all the step's tokens in a layer before it attends in that layer: requests of one step may
+share blocks that are filled in this very step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace_backends.llm.output import PromptLogprobs, TokenLogprobs
+from headrace_backends.llm.request import GenerationRequest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScheduledRequest:
+    """The tokens of one request that a step computes. Borrowed: request and block table are valid until the update."""
+
+    request: GenerationRequest
+    start: int
+    """Position of the first token; what lies before it is in the cache."""
+    token_ids: Sequence[int]
+    """Consecutive tokens, drafts last. Never empty."""
+    num_drafts: int
+    """How many of the last tokens are guesses to be checked."""
+    num_sampled_rows: int
+    """Of how many of the last tokens logits are needed and a token is sampled: 0 for a chunk that does not reach the end
+    of what is known, else 1 + num_drafts."""
+    block_table: Sequence[int]
+
+    @property
+    def end(self) -> int:
+        """Context length of the last token, itself included."""
+        return self.start + len(self.token_ids)
+
+    @property
+    def draft_token_ids(self) -> Sequence[int]:
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
+
+    def slots(self, block_size: int) -> list[int]:
+        """Return where the K and V of each token go: block * block_size + offset."""
+        table = self.block_table
+        return [table[at // block_size] * block_size + at % block_size for at in range(self.start, self.end)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SchedulerOutput:
+    """One step. Empty where nothing can run."""
+
+    scheduled: tuple[ScheduledRequest, ...] = ()
+    num_tokens: int = 0
+    preempted_ids: tuple[str, ...] = ()
+    """Requests that lost their blocks since the step before."""
+    finished_ids: tuple[str, ...] = ()
+    """Requests that ended since the step before: state kept for them can go."""
+
+    def __bool__(self) -> bool:
+        return bool(self.scheduled)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepResult:
+    """What the runner found for one scheduled request."""
+
+    token_ids: Sequence[int] = ()
+    """The drafts that were right, and one token more: from 1 to 1 + num_drafts of them, none where no row was sampled."""
+    logprobs: Sequence[TokenLogprobs] | None = None
+    """One of each token, if the request wants them."""
+    prompt_logprobs: Sequence[PromptLogprobs] = ()
+    """Of the prompt tokens whose predecessor was computed by this step, in order: token start+1 and so on."""
+    error: str | None = None
+    """Ends this request alone."""
+
+
+class ModelRunner(Protocol):
+    """The one part with tensors."""
+
+    def execute(self, step: SchedulerOutput) -> Sequence[StepResult]:
+        """Compute a step; one result of each scheduled request, in order. Whatever it raises ends the step's requests."""
+
+
+def verified(draft_token_ids: Sequence[int], sampled: Sequence[int]) -> list[int]:
+    """Return the tokens that stand, given one sampled token of each of the 1 + k rows.
+
+    A row's token is drawn as if the drafts before it were output. The first that differs from its draft replaces it and
+    the rest fall; if all are equal, the last row's token is a gift. With one uniform for each position this yields the
+    very tokens that generation without drafts would (Leviathan et al. 2023 with a one-hot draft distribution).
+    """
+    for at, draft in enumerate(draft_token_ids):
+        if sampled[at] != draft:
+            return list(sampled[: at + 1])
+    return list(sampled[: len(draft_token_ids) + 1])
