@@ -35,6 +35,7 @@ batch_output {{ kind: BATCH_SCATTER_WITH_INPUT_SHAPE target_name: "OUTPUT0" sour
 MASKED_MEAN = f"""
 backend: "onnxruntime" {SLOW_BATCHING} instance_group {{ count: 1 kind: KIND_CPU }}
 parameters {{ key: "pad_batch" value {{ string_value: "INPUT0=7, MASK" }} }}
+parameters {{ key: "pad_batch_to" value {{ string_value: "any" }} }}
 parameters {{ key: "pad_batch_cut" value {{ string_value: "OUTPUT0[0] = INPUT0[0]" }} }}
 """
 RAGGED_PYTHON = f"""

@@ -46,6 +46,7 @@ GOOD = [
     COUNT.replace("TYPE_INT32", "TYPE_FP32 kind: BATCH_ITEM_SHAPE"),
     COUNT + COUNT.replace('"N"', '[ "N2", "N3" ]'),
     pad("X"),
+    pad("X", " any "),
     pad(" X = -inf , O=1 ", "64,16 , 32", "Y[0] = X[0]"),
 ]
 
@@ -87,8 +88,8 @@ BAD = [
     ('input { name: "B" data_type: TYPE_BF16 dims: -1 }' + pad("B=1"), "parameters.pad_batch: cannot pad 'B' with '1': it is TYPE_BF16"),
     ('input { name: "R" data_type: TYPE_FP32 dims: -1 allow_ragged_batch: true }' + pad("R"), "parameters.pad_batch: 'R' has allow_ragged_batch and cannot be padded as well"),
     ('input { name: "R" data_type: TYPE_FP32 dims: -1 reshape { shape: [ -1, 1 ] } }' + pad("R"), "parameters.pad_batch: 'R' has a reshape and cannot be padded as well"),
-    (pad("X", "0"), "parameters.pad_batch_to: expected sizes from 1 to 2147483648, got '0'"),
-    (pad("X", "8;9"), "parameters.pad_batch_to: expected sizes from 1 to 2147483648, got '8;9'"),
+    (pad("X", "0"), "parameters.pad_batch_to: expected any, or sizes from 1 to 2147483648, got '0'"),
+    (pad("X", "8;9"), "parameters.pad_batch_to: expected any, or sizes from 1 to 2147483648, got '8;9'"),
     (pad("X", ",".join(map(str, range(1, 258)))), "parameters.pad_batch_to: expected at most 256 sizes, got 257"),
     (pad("X", None, "Y = X"), "parameters.pad_batch_cut: expected OUTPUT[i] = INPUT[j], got 'Y = X'"),
     (pad("X", None, "W[0]=X[0]"), "parameters.pad_batch_cut: the model has no output 'W', it has ['Y', 'Z']"),

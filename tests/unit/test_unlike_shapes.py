@@ -41,8 +41,8 @@ RAGGED_STRINGS = ModelSignature(
 )
 
 
-def padded(*sizes: int, told: bool = False) -> ModelSignature:
-    padding = Padding({"A": 9.0}, sizes, {"A2": (Cut(0, "A", 0), Cut(1, "A", 1))})
+def padded(*sizes: int, told: bool = False, any_lengths: bool = False) -> ModelSignature:
+    padding = Padding({"A": 9.0}, sizes, any_lengths, {"A2": (Cut(0, "A", 0), Cut(1, "A", 1))})
     made = [pb.BatchInput(target_name=["L"], source_input=["A"])] if told else []
     proto = pb.ModelConfig(name="m", batch_input=made)
     config = model([tensor("A", "FP32", -1, -1)], [tensor("A2", "FP32", -1, -1)], 8, padding=padding, proto=proto)
@@ -185,6 +185,15 @@ def test_sizes_round_a_request_that_runs_alone_up_and_keep_unlike_ones_apart(are
     assert command.inputs[0].shape == (1, 4, 4)
     (got,) = answered(payload, arena, command, seen(arena, command.inputs[0]).copy())
     assert got.tolist() == ones(1, 3, 3).tolist()
+
+
+def test_without_sizes_requests_between_two_powers_of_two_share_a_batch() -> None:
+    signature, anything = padded(), padded(any_lengths=True)
+    lengths = (0, 1, 2, 3, 4, 5, 8, 9)
+    keys = [asking(signature, A=ones(1, length, 2)).shape_key for length in lengths]
+    together = [[n for n, key in zip(lengths, keys, strict=True) if key == one] for one in dict.fromkeys(keys)]
+    assert together == [[0, 2], [1], [3, 4], [5, 8], [9]]
+    assert len({asking(anything, A=ones(1, length, 2)).shape_key for length in lengths}) == 1
 
 
 def test_an_output_that_does_not_follow_the_padded_dimension_is_an_error_of_the_model(arena: Arena) -> None:

@@ -77,8 +77,10 @@ class UnlikeShapes:
 
     def same_for_all(self, plan: TensorPlan) -> bool:
         """Return whether requests may share a batch whatever they have of this input."""
-        if plan.index in self._ragged or (plan.index in self._padded and not self.rounds):
+        if plan.index in self._ragged:
             return True
+        if plan.index in self._padded:
+            return self._padding is not None and self._padding.any_lengths
         return plan.fixed and plan.index not in self._single
 
     def key(self, plan: TensorPlan, tensor: InputTensor) -> object:
@@ -89,7 +91,7 @@ class UnlikeShapes:
             return bytes(tensor.data) if tensor.region is None else object()  # equal to no other: it runs alone
         if plan.index in self._padded:
             assert self._padding is not None
-            return tuple(map(self._padding.rounded, tensor.shape[1:])) if self._padding.sizes else ()
+            return tuple(map(self._padding.group, tensor.shape[1:]))
         return tensor.shape[1:] if plan.batches else tensor.shape
 
     # --- inputs -------------------------------------------------------------------------------------------------

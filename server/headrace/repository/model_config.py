@@ -163,12 +163,20 @@ class Padding:
     """The padded inputs, and with what they are padded."""
     sizes: tuple[int, ...] = ()
     """Extents to which dimensions are rounded up, ascending; () = the largest of the batch counts."""
+    any_lengths: bool = False
+    """Whether requests share a batch however much they differ."""
     cuts: Mapping[str, tuple[Cut, ...]] = field(default_factory=dict)
     """By output."""
 
     def rounded(self, dim: int) -> int:
         """Return the smallest size that holds `dim`; `dim` itself where there is none."""
         return next((size for size in self.sizes if size >= dim), dim)
+
+    def group(self, dim: int) -> int:
+        """Return what requests with extents like `dim` have in common: the size, or else the next power of two."""
+        if self.any_lengths:
+            return 0
+        return self.rounded(dim) if self.sizes else (dim - 1).bit_length()
 
 
 @dataclass(frozen=True)

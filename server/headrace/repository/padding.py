@@ -2,7 +2,8 @@
 
     pad_batch: "tokens, mask=0"                these inputs are padded at the end of each dimension that varies, with 0
                                                or what is named, up to the largest of the batch
-    pad_batch_to: "16, 32, 64"                 up to one of these instead; requests share a batch if they need the same
+    pad_batch_to: "16, 32, 64"                 up to one of these instead; requests share a batch if they need the same.
+                                               Without it they share one between two powers of two; with "any", always
     pad_batch_cut: "vectors[0] = tokens[0]"    the output's dimension is cut back to what the request's own input had
 
 Dimensions are counted as in `dims`, from 0, without the batch dimension.
@@ -23,6 +24,7 @@ from headrace_protocol.datatype import BF16, BOOL, BY_NUMBER, BYTES, DataType
 INPUTS: Final = "pad_batch"
 SIZES: Final = "pad_batch_to"
 CUTS: Final = "pad_batch_cut"
+ANY: Final = "any"
 MAX_SIZES: Final = 256
 MAX_SIZE: Final = 1 << 31
 _CUT: Final = re.compile(
@@ -54,9 +56,10 @@ def _parse(proto: pb.ModelConfig, *, draft: bool) -> tuple[Padding | None, list[
         text = "is of the dynamic batcher: the requests of sequences are not padded"
         problems.append(Problem(f"parameters.{INPUTS}", text))
     values = _inputs(proto, draft, problems)
-    sizes = _sizes(_text(proto, SIZES), problems)
+    any_lengths = _text(proto, SIZES).strip() == ANY
+    sizes = () if any_lengths else _sizes(_text(proto, SIZES), problems)
     cuts = _cuts(proto, values, draft, problems)
-    return Padding(MappingProxyType(values), sizes, MappingProxyType(cuts)), problems
+    return Padding(MappingProxyType(values), sizes, any_lengths, MappingProxyType(cuts)), problems
 
 
 def _text(proto: pb.ModelConfig, name: str) -> str:
@@ -138,7 +141,9 @@ def _sizes(text: str, problems: list[Problem]) -> tuple[int, ...]:
     sizes = []
     for part in _parts(text):
         if not part.isdecimal() or not 1 <= int(part) <= MAX_SIZE:
-            problems.append(Problem(f"parameters.{SIZES}", f"expected sizes from 1 to {MAX_SIZE}, got {part!r}"))
+            problems.append(
+                Problem(f"parameters.{SIZES}", f"expected {ANY}, or sizes from 1 to {MAX_SIZE}, got {part!r}")
+            )
             return ()
         sizes.append(int(part))
     if len(sizes) > MAX_SIZES:
