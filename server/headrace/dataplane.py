@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -282,9 +282,9 @@ class RegistryDataPlane:
             self._registry.release(model)
             return model.config.decoupled
 
-    def instances_of(self, name: str, version: int) -> InstancePool | None:
-        """Return the instances that a request to the model would wait for; raises NOT_FOUND, UNAVAILABLE."""
-        return self._registry.get(name, version).pool
+    def instances_of(self, name: str, version: int, outputs: Sequence[str] | None) -> Sequence[InstancePool]:
+        """Return the instances that a request for these outputs would wait for; raises NOT_FOUND, UNAVAILABLE."""
+        return self._registry.get(name, version).pools(outputs)
 
     def lease(self, request: InferenceRequest) -> LoadedModel:
         """Return the model of a request, which is under way until `give_back`. Raises NOT_FOUND, UNAVAILABLE."""

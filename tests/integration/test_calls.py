@@ -11,6 +11,7 @@ import pytest
 from asking import ask
 from asking_backend import add_asker, installed
 from clients import call
+from ensembles import Step, add_ensemble
 from figures import failures, figures, wait_until
 from harness import RunningServer, running
 from repositories import add_decoupled, add_identity, add_sample
@@ -34,6 +35,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, site: dict[str, str]) -> It
     add_identity(repository, "halves", datatype="BF16")
     add_decoupled(repository, "stream")
     add_sample(repository, "repeat")
+    asks = [Step("asker", {"ASK": "ASK"}, {"ANSWER": "ANSWER"})]
+    add_ensemble(repository, "around", asks, {"ASK": "STRING 1"}, {"ANSWER": "STRING 1"})
     with running(repository, env=site) as started:
         yield started
 
@@ -188,6 +191,12 @@ def test_two_instances_that_call_their_own_model_at_once_do_not_wait_for_ever(se
     deeper = {"do": "ask", "model": "twin", "what": {"do": "pid"}}
     told = ask(server, of="twin", do="ask", model="twin", what=deeper)
     assert told["error"] == "UNAVAILABLE"
+
+
+def test_a_model_that_calls_an_ensemble_around_itself_is_told_so(server: RunningServer) -> None:
+    told = ask(server, do="ask", model="around", what={"do": "pid"})
+    assert "wait for ever" in told["message"]
+    assert isinstance(ask(server, of="there", do="ask", model="around", what={"do": "pid"}), int)
 
 
 def test_models_that_call_each_other_in_a_circle_are_told_so(server: RunningServer) -> None:

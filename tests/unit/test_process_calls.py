@@ -63,10 +63,10 @@ class Plane:
     def model_ready(self, name: str, version: int) -> bool:
         return bool(name) and version < 9
 
-    def instances_of(self, name: str, version: int) -> Instances | None:
+    def instances_of(self, name: str, version: int, outputs: Sequence[str] | None) -> list[Instances]:
         if name == "nonsuch":
             raise not_found("no such model")
-        return self.instances if version < 9 else None
+        return [self.instances] if version < 9 else []
 
 
 class Process:

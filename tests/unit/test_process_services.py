@@ -64,8 +64,8 @@ class Planes:
             raise invalid("odd")
         return version == 1
 
-    def instances_of(self, *_: object) -> None:
-        return None
+    def instances_of(self, *_: object) -> tuple[()]:
+        return ()
 
     async def load(self, name: str, parameters: dict[str, Any]) -> None:
         self.loaded.append((name, parameters))

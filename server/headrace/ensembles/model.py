@@ -16,6 +16,7 @@ from headrace.ensembles.access import MemberAccess
 from headrace.ensembles.driver import EnsembleDriver
 from headrace.instances.arenas import ArenaTable
 from headrace.instances.loaded_model import LoadedModel
+from headrace.instances.served_model import InstancePool
 from headrace.instances.signature import ModelSignature
 from headrace.observability.statistics import ModelStatistics
 from headrace.repository.ensemble_config import Ensemble, ensemble_of
@@ -79,7 +80,6 @@ class _Standing:
 class EnsembleModel:
     """Implements instances.loaded_model.LoadedModel. Raises ConfigError, InferError where its members do not fit."""
 
-    pool: Final = None
     sequences: Final = None
     restarts: Final = 0
     accepting: Final = True
@@ -152,6 +152,21 @@ class EnsembleModel:
             return standing.error.message
         waiting = next((member for member in standing.members if not member.ready), None)
         return "" if waiting is None else f"its member {waiting.name!r} is not ready: {waiting.not_ready_reason}"
+
+    def pools(self, outputs: Sequence[str] | None) -> list[InstancePool]:
+        """Return the instances of the members that a request for these outputs needs, at any depth."""
+        standing = self._stand()
+        if standing.error is not None:
+            return []
+        try:
+            given = tuple(tensor.name for tensor in self._own.inputs)
+            selection = standing.checked.plan.select(tuple(outputs) if outputs else None, given)
+        except InferError:
+            return []  # the request will be told
+        found: dict[InstancePool, None] = {}
+        for step in selection.steps:
+            found.update(dict.fromkeys(standing.members[step.number].pools([o.name for o in step.outputs])))
+        return list(found)
 
     def pids(self) -> list[int]:
         """Return no process: its members have them."""

@@ -47,8 +47,11 @@ class CallPlane(Protocol):
 
     def model_ready(self, name: str, version: int) -> bool: ...
 
-    def instances_of(self, name: str, version: int) -> InstanceSet | None:
-        """Return what a request would wait for; None where it waits for no instance of its own. NOT_FOUND, UNAVAILABLE."""
+    def instances_of(self, name: str, version: int, outputs: Sequence[str] | None) -> Sequence[InstanceSet]:
+        """Return the instances that a request for these outputs (None = all) would wait for.
+
+        Those of an ensemble are its members'. Raises NOT_FOUND, UNAVAILABLE.
+        """
         ...
 
 
@@ -75,7 +78,7 @@ class _CallUnderWay:
     def __init__(self, number: int) -> None:
         self.number = number
         self.pending: Cancellable | None = None
-        self.waits: tuple[Hashable, InstanceSet] | None = None
+        self.waits: tuple[Hashable, Sequence[InstanceSet]] | None = None
         """The batch that waits for it, and for what; as noted in the graph."""
         self.unread: deque[InferenceResponse] = deque()
         """Responses of a stream that were sent but not read; the model is held back while they are too many."""
@@ -163,17 +166,16 @@ class ProcessCalls:
 
     def _wait(self, call: _CallUnderWay, message: Call, plane: CallPlane) -> None:
         """Note that a batch waits for this call. Raises UNAVAILABLE where it would wait for ever."""
-        target = plane.instances_of(message.model, message.version)
-        if target is None:
-            return
+        targets = plane.instances_of(message.model, message.version, message.outputs)
         batch = (id(self._caller), message.batch)
-        if self._graph.closes_circle(self._instances, batch, target, _slots):
+        if any(self._graph.closes_circle(self._instances, batch, target, _slots) for target in targets):
             raise unavailable(
                 f"the call to model '{message.model}' would wait for ever: every instance that could answer it waits, "
                 "through calls like this one, for an instance to become free; more instances would help"
             )
-        self._graph.add(self._instances, batch, target)
-        call.waits = (batch, target)
+        for target in targets:
+            self._graph.add(self._instances, batch, target)
+        call.waits = (batch, targets)
 
     def _outcome(self, call: _CallUnderWay, outcome: Outcome) -> None:
         if call.cancelled:
@@ -201,7 +203,9 @@ class ProcessCalls:
     def _stop_waiting(self, call: _CallUnderWay) -> None:
         waits, call.waits = call.waits, None
         if waits is not None:
-            self._graph.remove(self._instances, *waits)
+            batch, targets = waits
+            for target in targets:
+                self._graph.remove(self._instances, batch, target)
 
 
 def _slots(instances: Hashable) -> int:

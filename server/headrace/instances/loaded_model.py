@@ -33,9 +33,8 @@ class LoadedModel(ServedModel, Protocol):
     @property
     def driver(self) -> Driver: ...
 
-    @property
-    def pool(self) -> InstancePool | None:
-        """Its own instances; None where it has none."""
+    def pools(self, outputs: Sequence[str] | None) -> Sequence[InstancePool]:
+        """Return the instances that a request for these outputs (None = all) needs, its own or its members'."""
         ...
 
     @property

@@ -159,6 +159,10 @@ class ServedModel:
         """How often its processes were started again."""
         return sum(supervisor.policy.restarts for supervisor in self.pool.supervisors)
 
+    def pools(self, _outputs: Sequence[str] | None) -> tuple[InstancePool]:
+        """Return its instances, which any request needs."""
+        return (self.pool,)
+
     def pids(self) -> list[int]:
         """Return the process numbers of its backends that run now."""
         return [s.process.pid for s in self.pool.supervisors if s.process is not None]
