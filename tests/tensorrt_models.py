@@ -85,7 +85,10 @@ def context(folder: Path, config: dict[str, Any], kind: str = "KIND_GPU", **more
 
 
 @contextmanager
-def loading(folder: Path, content: bytes, config: dict[str, Any] | None = None, **more: Any) -> Iterator[Loaded]:
+def loading(
+    folder: Path, content: bytes, config: dict[str, Any] | None = None, *, stand_in: bool = True, **more: Any
+) -> Iterator[Loaded]:
+    """Load an engine for the length of a block. `stand_in`: and check that nothing is left on its GPU afterwards."""
     (folder / "1").mkdir(exist_ok=True)
     (folder / "1" / "model.plan").write_bytes(content)
     config = config or {}
@@ -93,7 +96,7 @@ def loading(folder: Path, content: bytes, config: dict[str, Any] | None = None, 
     model = Loaded(backend, backend.initialize(context(folder, config, **more)), config)
     yield model
     backend.finalize()
-    assert sys.modules["tensorrt"].cuda.idle, "something was left on the GPU"
+    assert not stand_in or sys.modules["tensorrt"].cuda.idle, "something was left on the GPU"
 
 
 def pair(rows: int, start: int = 0) -> dict[str, np.ndarray]:

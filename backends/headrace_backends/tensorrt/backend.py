@@ -80,13 +80,9 @@ class TensorRtBackend:
             return
         for index, spec in enumerate(options.graph_specs):
             for slot in self._slots:
-                try:
-                    slot.capture(spec)
-                except (InferError, CudaError) as error:
-                    if isinstance(error, CudaError) and error.fatal:
-                        raise
-                    text = error.message if isinstance(error, InferError) else str(error)
-                    _LOG.warning("optimization.cuda.graph_spec[%d]: no graph was captured: %s", index, text)
+                reason = slot.try_capture(spec)
+                if reason:
+                    _LOG.warning("optimization.cuda.graph_spec[%d]: no graph was captured: %s", index, reason)
                     break
 
     def execute(self, batch: Batch) -> None:

@@ -12,7 +12,7 @@ from headrace_backends.tensorrt.engine import Engine
 from headrace_backends.tensorrt.layout import HOST_BYTES, Layout, lay_out
 from headrace_backends.tensorrt.signature import Given, Shape
 from headrace_protocol.datatype import Array
-from headrace_protocol.errors import InferError, internal
+from headrace_protocol.errors import InferError, internal, invalid
 
 
 class Buffers:
@@ -65,7 +65,9 @@ class HostTensors:
         return int(self._memory[name].ctypes.data)
 
     def write(self, name: str, values: tuple[int, ...]) -> None:
-        """Set the values of an input."""
+        """Set the values of an input. Raises INVALID_ARG where there are more than TensorRT takes."""
+        if len(values) > HOST_BYTES // 8:
+            raise invalid(f"shape tensor '{name}' has {len(values)} values, at most {HOST_BYTES // 8} are possible")
         self._memory[name].view(self._types[name])[: len(values)] = values
 
     def read(self, name: str, count: int) -> Array:

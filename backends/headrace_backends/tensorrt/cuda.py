@@ -113,18 +113,19 @@ class Cuda:
             values.append(value.value)
         return values[0], values[1]
 
-    def free_bytes(self) -> int:
-        """Return how much memory of the selected GPU nobody uses."""
-        free, total = c_size_t(), c_size_t()
-        self._check(self._library.cudaMemGetInfo(byref(free), byref(total)), "asking for the GPU's free memory")
-        return free.value
-
     def allocate(self, nbytes: int) -> int:
         """Return the address of `nbytes` > 0 of GPU memory, aligned to 256."""
         address = c_void_p()
         status = self._library.cudaMalloc(byref(address), nbytes)
-        self._check(status, f"allocating {nbytes} bytes of GPU memory")
+        self._check(status, f"allocating {nbytes} bytes of GPU memory{self._free_bytes(status)}")
         return address.value or 0
+
+    def _free_bytes(self, status: int) -> str:
+        """Return how much memory the GPU has left, for the error of who found none."""
+        free, total = c_size_t(), c_size_t()
+        if status != _OUT_OF_MEMORY or self._library.cudaMemGetInfo(byref(free), byref(total)):
+            return ""
+        return f", of which {free.value} are free,"
 
     def free(self, address: int) -> None:
         """Free what `allocate` gave. Waits for what the GPU does."""

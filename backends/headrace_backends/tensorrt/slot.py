@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -15,29 +13,14 @@ from headrace_backends.batch import Batch
 from headrace_backends.tensorrt.contexts import Buffers, ReadyContext, copy_in, copy_out
 from headrace_backends.tensorrt.cuda import Cuda, CudaError
 from headrace_backends.tensorrt.engine import Engine
+from headrace_backends.tensorrt.graphs import Graph, Graphs, given_by
 from headrace_backends.tensorrt.layout import Layout
 from headrace_backends.tensorrt.options import GraphSpec, InstanceOptions, TensorRtOptions
 from headrace_backends.tensorrt.signature import EngineSignature, EngineTensor, Given, shape_values
 from headrace_protocol.datatype import Array
 from headrace_protocol.errors import InferError, cancelled, invalid
 
-MAX_GRAPHS: Final = 32
-"""Graphs that an instance keeps; a new one takes the place of the one that was not used for longest."""
-MAX_SEEN: Final = 256
-"""Shapes of which an instance remembers that they came."""
 _LOG: Final = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Graph:
-    """A captured execution. Its context is its own, for a graph holds as long as its context stays as it was."""
-
-    ready: ReadyContext
-    layout: Layout
-    given: Given
-    executable: int
-    generation: int
-    lower_batch: int | None = None
 
 
 class Slot:
@@ -55,8 +38,9 @@ class Slot:
         self._name: Final = instance.name
         self._buffers: Final = Buffers(cuda, self._signature.outputs)
         self._contexts: dict[int, ReadyContext] = {}
-        self._graphs: OrderedDict[Given, Graph] = OrderedDict()
-        self._seen: OrderedDict[Given, None] = OrderedDict()
+        self._graphs: Final = Graphs(cuda)
+        self._specs: list[GraphSpec] = []
+        """Of the configuration, those that could be captured."""
         self._last: tuple[Given, int, Given] | None = None
         """What was chosen for the inputs that came last."""
         self._captures = options.graphs
@@ -79,7 +63,7 @@ class Slot:
         if batch.cancelled:
             raise cancelled()
         given = self._given(batch)
-        graph = self._graph_for(given) if self._graphs else None
+        graph = self._graph_for(given) if len(self._graphs) else None
         if graph is None:
             number, taken = self._choose(given, batch.rows)
             graph = self._graphs.get(taken)
@@ -89,28 +73,27 @@ class Slot:
                 self._cuda.launch(graph.executable, self._stream)
                 return self._collect(batch, given, graph.ready, graph.layout)
             outputs = self._run_in_context(batch, given, number, taken)
-            if self._captures and not self._options.graph_specs and self._came_before(taken):
-                self._try_capture(number, taken)
+            if self._captures and not self._options.graph_specs and self._graphs.came_before(taken):
+                self._capture_lazily(number, taken)
             return outputs
         except BaseException:
             self._recover()
             raise
 
     def capture(self, spec: GraphSpec) -> None:
-        """Capture a graph for the sizes of `spec`, on inputs of zeros. Raises InferError where they do not fit."""
-        rows = spec.batch_size if self._batching else 0
-        shapes = tuple(_spec_shape(tensor, spec, rows) for tensor in self._signature.inputs)
-        given = Given(shapes, (None,) * len(shapes))
+        """Capture a graph for the sizes of `spec`. Raises InferError or CudaError where that cannot be done."""
+        given = given_by(spec, self._signature, batching=self._batching)
         number, given = self._signature.choose(self._profiles, given, batching=self._batching)
         try:
             self._capture(number, given, spec.lower_batch)
         except BaseException:
             self._recover()
             raise
+        self._specs.append(spec)
 
     def close(self) -> None:
         """Give everything back to the device. Nothing runs."""
-        self._drop_graphs()
+        self._graphs.drop()
         self._contexts.clear()
         self._buffers.close()
         for event in (self._computed, self._copied):
@@ -238,36 +221,26 @@ class Slot:
     # --- graphs ---------------------------------------------------------------------------------------------------
 
     def _graph_for(self, given: Given) -> Graph | None:
-        """Return a graph that can run these inputs: one of exactly these, else the smallest that may hold them."""
-        if next(iter(self._graphs.values())).generation != self._buffers.generation:
-            self._renew_graphs()
-        exact = self._graphs.get(given)
-        if exact is not None:
-            self._graphs.move_to_end(given)
-            return exact
-        if not self._batching:
-            return None
-        fitting = [graph for graph in self._graphs.values() if _holds(graph, given)]
-        return min(fitting, key=lambda graph: graph.given.shapes[0][0], default=None)
+        if self._graphs.are_stale(self._buffers.generation):
+            self._graphs.drop()
+            specs, self._specs = self._specs, []
+            for spec in specs:
+                self.try_capture(spec)
+        return self._graphs.find(given, batching=self._batching)
 
-    def _renew_graphs(self) -> None:
-        """Drop graphs that point to where buffers were; capture anew those that the configuration asks for."""
-        self._drop_graphs()
-        for spec in self._options.graph_specs:
-            if self._captures:
-                with contextlib.suppress(InferError):  # it could be captured before
-                    self.capture(spec)
+    def try_capture(self, spec: GraphSpec) -> str:
+        """Capture a graph; return why that could not be done, "" = it was. Raises CudaError that is fatal."""
+        try:
+            self.capture(spec)
+        except CudaError as error:
+            if error.fatal:
+                raise
+            return str(error)
+        except InferError as error:
+            return error.message
+        return ""
 
-    def _came_before(self, given: Given) -> bool:
-        if given in self._seen:
-            self._seen.move_to_end(given)
-            return True
-        self._seen[given] = None
-        if len(self._seen) > MAX_SEEN:
-            self._seen.popitem(last=False)
-        return False
-
-    def _try_capture(self, number: int, given: Given) -> None:
+    def _capture_lazily(self, number: int, given: Given) -> None:
         try:
             self._capture(number, given, None)
         except CudaError as error:
@@ -298,15 +271,7 @@ class Slot:
                 self._cuda.destroy_graph(self._cuda.end_capture(self._stream))
             raise
         executable = self._cuda.end_capture(self._stream)
-        self._graphs[given] = Graph(ready, layout, given, executable, self._buffers.generation, lower_batch)
-        if len(self._graphs) > MAX_GRAPHS:
-            _, oldest = self._graphs.popitem(last=False)
-            self._cuda.destroy_graph(oldest.executable)
-
-    def _drop_graphs(self) -> None:
-        graphs, self._graphs = self._graphs, OrderedDict()
-        for graph in graphs.values():
-            self._cuda.destroy_graph(graph.executable)
+        self._graphs.add(Graph(ready, layout, given, executable, lower_batch), self._buffers.generation)
 
     def _recover(self) -> None:
         """Leave the slot fit for the next batch: nothing under way, nothing half set up."""
@@ -323,29 +288,6 @@ def profiles_of(instance: InstanceOptions, signature: EngineSignature) -> Sequen
         if number >= count:
             raise invalid(f"instance '{instance.name}' is to use profile {number}, the engine has 0 to {count - 1}")
     return instance.profiles or range(count)
-
-
-def _spec_shape(tensor: EngineTensor, spec: GraphSpec, rows: int) -> tuple[int, ...]:
-    if tensor.is_shape_tensor:
-        raise invalid(f"graph_spec: input '{tensor.name}' is a shape tensor, graphs are captured when values come")
-    batch = (rows,) if rows else ()
-    dims = spec.dims.get(tensor.name)
-    shape = (*batch, *dims) if dims is not None else (*batch, *tensor.shape[len(batch) :])
-    if -1 in shape:
-        raise invalid(
-            f"graph_spec: input '{tensor.name}' has dimensions that vary, {list(tensor.shape)}: give its dims"
-        )
-    return shape
-
-
-def _holds(graph: Graph, given: Given) -> bool:
-    """Whether a batch may run as the first rows of the graph's."""
-    if graph.lower_batch is None or graph.given.values != given.values:
-        return False
-    return all(
-        bool(shape) and graph.lower_batch <= shape[0] <= ours[0] and shape[1:] == ours[1:]
-        for ours, shape in zip(graph.given.shapes, given.shapes, strict=True)
-    )
 
 
 def _padded(nbytes: int) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace_backends.conformance import Case, check_backend
-from headrace_backends.tensorrt import slot as slots
+from headrace_backends.tensorrt import graphs
 from headrace_backends.tensorrt.backend import TensorRtBackend
 from headrace_protocol.arena import Arena
 from headrace_protocol.errors import ErrorCode
@@ -216,6 +216,15 @@ def test_memory_grows_with_what_comes_and_is_not_taken_before(trt, tmp_path) -> 
         assert taken[0] < 1 << 16 <= taken[1] == taken[2] < 1 << 21
 
 
+def test_every_profile_follows_memory_that_another_moved(trt, tmp_path) -> None:
+    tensors = [tensor("INPUT0", (-1, -1)), tensor("OUTPUT0", (-1, -1))]
+    few, many = (profile(INPUT0=((1, low), (1, low), (8, high))) for low, high in ((1, 8), (9, 1 << 16)))
+    with loading(tmp_path, engine("same", tensors, few, many)) as model:
+        for columns in (8, 1 << 16, 8, 1 << 16):
+            array = np.full((1, columns), columns, np.float32)
+            assert np.array_equal(model.run({"INPUT0": array})["OUTPUT0"], array)
+
+
 def test_memory_for_the_work_of_profiles_is_taken_at_once_or_as_they_are_used(trt, tmp_path) -> None:
     content = add_sub(2, 8, memory=[1 << 12, 1 << 20])
     for strategy, expected in (("STATIC", [1 << 20, 1 << 20]), ("ON_PROFILE_CHANGE", [1 << 12, 1 << 20])):
@@ -324,7 +333,7 @@ def test_graphs_of_values_are_for_those_values(trt, tmp_path) -> None:
 
 
 def test_no_more_graphs_are_kept_than_the_limit(trt, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(slots, "MAX_GRAPHS", 2)
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
     with loading(tmp_path, add_sub(8), GRAPHS) as model:
         for rows in (1, 2, 3, 4) * 3:
             model.run(pair(rows), requests=(rows,))
@@ -370,6 +379,24 @@ def test_a_graph_that_cannot_be_captured_at_load_costs_a_warning(trt, tmp_path, 
     assert "graph_spec[0]" in caplog.text
 
 
+def test_a_graph_that_cannot_be_captured_does_not_cost_every_batch_the_others(trt, tmp_path, caplog) -> None:
+    tensors = [tensor("INPUT0", (-1, -1)), tensor("OUTPUT0", (-1, -1))]
+    content = engine("same", tensors, profile(INPUT0=((1, 1), (1, 8), (8, 8))))
+    specs = [spec(8, INPUT0=[8]), spec(1, INPUT0=[9])]
+    config = {"max_batch_size": 8, "optimization": {"cuda": {"graphs": True, "graph_spec": specs}}}
+    with loading(tmp_path, content, config) as model:
+        for _ in range(4):
+            assert model.run({"INPUT0": np.ones((8, 8), np.float32)}, requests=(8,))["OUTPUT0"].shape == (8, 8)
+        assert (trt.cuda.calls.count("cudaStreamBeginCapture"), trt.cuda.launched) == (1, 4)
+        trt.cuda.failing["cudaMemcpyAsync"] = 1
+        model.fails({"INPUT0": np.ones((8, 8), np.float32)}, requests=(8,))
+        for _ in range(4):
+            model.run({"INPUT0": np.ones((8, 8), np.float32)}, requests=(8,))
+        assert (trt.cuda.calls.count("cudaStreamBeginCapture"), trt.cuda.launched) == (2, 8)
+    assert "graph_spec[1]" in caplog.text
+    assert "[1, 9]" in caplog.text
+
+
 # --- failures
 
 
@@ -398,11 +425,15 @@ def test_a_failed_copy_fails_its_batch_and_the_next_one_is_run(trt, tmp_path) ->
 def test_a_gpu_without_memory_left_fails_the_batch_as_unavailable(trt, tmp_path) -> None:
     tensors = [tensor("INPUT0", (-1, -1)), tensor("OUTPUT0", (-1, -1))]
     content = engine("same", tensors, profile(INPUT0=((1, 1), (1, 1), (8, 1 << 20))))
-    with loading(tmp_path, content) as model:
+    small = {"INPUT0": np.ones((1, 4), np.float32)}
+    with loading(tmp_path, content, GRAPHS) as model:
+        for _ in range(3):
+            model.run(small)
         trt.cuda.memory = 1 << 20
         code, message = model.fails({"INPUT0": np.ones((1, 1 << 20), np.float32)})
         assert (code, "out of memory" in message) == ("UNAVAILABLE", True)
-        assert model.run({"INPUT0": np.ones((1, 4), np.float32)})["OUTPUT0"].tolist() == [[1] * 4]
+        for _ in range(3):
+            assert model.run(small)["OUTPUT0"].tolist() == [[1] * 4]
 
 
 def test_a_context_that_cannot_be_made_is_told_when_the_model_is_loaded(trt, tmp_path) -> None:
