@@ -60,6 +60,9 @@ class Loader:
         self.broken: dict[tuple[str, int], str] = {}
         self.loaded: list[tuple[str, int]] = []
         self.unloaded: list[Model] = []
+        self.resized: list[tuple[str, int]] = []
+        self.rigid: set[str] = set()
+        """Models that cannot be changed in place."""
         self.alive: set[Model] = set()
         self.most_at_once = 0
         self.at_once = 0
@@ -89,6 +92,12 @@ class Loader:
         self.alive.remove(model)
         self.unloaded.append(model)
         self._unloads.put_nowait(model)
+
+    async def resize(self, model: Model, source: ModelSource) -> bool:
+        self.resized.append((source.name, model.version))
+        if (source.name, model.version) in self.broken:
+            raise invalid(self.broken[source.name, model.version])
+        return source.name not in self.rigid
 
     async def next_held(self) -> HeldLoad:
         return await asyncio.wait_for(self._held.get(), 5)

@@ -106,6 +106,10 @@ class EnsembleLoader:
             await model.stop()
             _log.info("unloaded ensemble %s version %d", model.name, model.version)
 
+    async def resize(self, model: LoadedModel, source: ModelSource) -> bool:
+        """Change a version's instances; an ensemble has none."""
+        return isinstance(model, ServedModel) and await self._processes.resize(model, source)
+
     def close(self) -> None:
         """End what the processes of models were forked from; models must be gone."""
         self._processes.close()

@@ -19,7 +19,7 @@ import msgspec
 
 from headrace.clock import Clock
 from headrace.instances.environment import Environment, Environments
-from headrace.instances.placement import Placement, placements
+from headrace.instances.placement import Placement, asked_for, placements
 from headrace.instances.process import ExecLauncher, Launcher
 from headrace.instances.served_model import InstancePool, ServedModel
 from headrace.instances.services import BackendServices
@@ -28,7 +28,7 @@ from headrace.instances.supervisor import ProcessSettings, Supervisor
 from headrace.instances.warm_up import WarmUp, make_samples
 from headrace.instances.zygote import ZygoteLauncher
 from headrace.observability.statistics import ModelStatistics
-from headrace.repository.config_loading import Completion, backend_values, draft_config, finish_config
+from headrace.repository.config_loading import Completion, backend_values, draft_config, finish_config, with_instances
 from headrace.repository.fingerprint import content_identity
 from headrace.repository.labels import labels_of
 from headrace.repository.model_config import ModelConfig
@@ -108,23 +108,8 @@ class InstanceLoader:
             ready: Ready | None = None
             pool.environment = await self._environment(draft, source)
             for message, placement in self._initializes(source, version, directory, draft, backend_config):
-                left = message.instances
-                while left:
-                    part = _with_instances(message, left)
-                    supervisor = Supervisor(
-                        pool.environment or self._launcher(part),
-                        part,
-                        self._settings,
-                        self._clock,
-                        on_capacity,
-                        on_given_up,
-                        pool.services,
-                        placement,
-                    )
-                    pool.supervisors.append(supervisor)
-                    answer = await supervisor.start()
-                    ready = ready or answer
-                    left = left[max(1, answer.concurrency) :]
+                answer = await self._start(message, placement, pool, pool.supervisors, on_capacity, on_given_up)
+                ready = ready or answer
             assert ready is not None, "a normalised configuration has at least one instance"
             config, notes = finish_config(
                 source.config,
@@ -135,7 +120,7 @@ class InstanceLoader:
                 completion=completion,
             )
             labels = await asyncio.to_thread(labels_of, config, source.directory)
-            await self._warm_up(config, source, version, pool, started)
+            await self._warm_up(config, source, version, pool.supervisors, started)
             served = ServedModel(
                 config,
                 version,
@@ -156,8 +141,74 @@ class InstanceLoader:
         _log.info("loaded model %s version %d in %.2f s, process %s", source.name, version, served.load_seconds, pids)
         return served, notes
 
+    async def _start(
+        self,
+        message: Initialize,
+        placement: Placement,
+        pool: InstancePool,
+        supervisors: list[Supervisor],
+        on_capacity: Callable[[], None],
+        on_given_up: Callable[[str], None],
+    ) -> Ready:
+        """Start processes for the instances of a message, as many as it takes, and add them to `supervisors`."""
+        first: Ready | None = None
+        left = message.instances
+        while left:
+            part = _with_instances(message, left)
+            supervisor = Supervisor(
+                pool.environment or self._launcher(part),
+                part,
+                self._settings,
+                self._clock,
+                on_capacity,
+                on_given_up,
+                pool.services,
+                placement,
+            )
+            supervisors.append(supervisor)
+            answer = await supervisor.start()
+            first = first or answer
+            left = left[max(1, answer.concurrency) :]
+        assert first is not None, "there is an instance"
+        return first
+
+    async def resize(self, model: ServedModel, source: ModelSource) -> bool:
+        """Change the instances of a version that serves; see repository.sources.ModelLoader.
+
+        Processes whose instance groups say the same go on; others are started, and take the place of those before.
+        """
+        if model.sequences is not None:
+            return False
+        started = time.monotonic()
+        directory = source.versions[model.version]
+        draft = draft_config(
+            source.config,
+            model_name=source.name,
+            model_directory=source.directory,
+            version_directory=directory,
+            completion=self._completion,
+        )
+        config = with_instances(model.config, draft, source.directory)
+        limited = self._settings.limiter is not None
+        before, after = (asked_for(asked, limited=limited) for asked in (model.config, config))
+        kept = [s for s in model.pool.supervisors if after.get(s.placement) == before[s.placement]]
+        new: list[Supervisor] = []
+        messages = self._initializes(source, model.version, directory, draft, self._backend_settings(draft.backend))
+        try:
+            for message, placement in messages:
+                if after[placement] != before.get(placement):
+                    await self._start(message, placement, model.pool, new, model.driver.kick, model.given_up)
+            await self._warm_up(config, source, model.version, new, started)
+            model.resize(config, [*kept, *new], new)
+        except BaseException:
+            await asyncio.gather(*(supervisor.stop() for supervisor in new))
+            raise
+        text = "model %s version %d: %d processes go on, %d are new, in %.2f s"
+        _log.info(text, source.name, model.version, len(kept), len(new), time.monotonic() - started)
+        return True
+
     async def _warm_up(
-        self, config: ModelConfig, source: ModelSource, version: int, pool: InstancePool, started: float
+        self, config: ModelConfig, source: ModelSource, version: int, supervisors: list[Supervisor], started: float
     ) -> None:
         """Have every instance run the samples of model_warmup, within what is left of the time for a load."""
         if not config.proto.model_warmup:
@@ -167,7 +218,7 @@ class InstanceLoader:
         samples = await asyncio.to_thread(make_samples, config, source.directory, signature, settings.arena_bytes)
         warm_up = WarmUp(signature, samples, decoupled=config.decoupled, sequences=config.sequence_batching is not None)
         left = settings.load_timeout_s - (time.monotonic() - started)
-        warmings = [supervisor.warm_up(warm_up, left) for supervisor in pool.supervisors]
+        warmings = [supervisor.warm_up(warm_up, left) for supervisor in supervisors]
         outcomes = await asyncio.gather(*warmings, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):

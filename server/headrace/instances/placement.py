@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from headrace.repository.model_config import InstanceGroup, Need
+from headrace.repository.model_config import InstanceGroup, ModelConfig, Need
 
 _POLICY_OF_KIND: Final[Mapping[str, str]] = {"KIND_CPU": "cpu", "KIND_MODEL": "model"}
 
@@ -54,6 +54,15 @@ def placements(groups: Iterable[InstanceGroup], *, limited: bool) -> dict[Placem
             names = places.setdefault(placement, [])
             names.extend(f"{group.name}_{number}" for number in range(group.count))
     return places
+
+
+def asked_for(config: ModelConfig, *, limited: bool) -> dict[Placement, tuple[bytes, ...]]:
+    """Return the places that a configuration asks for, each with all that its instance groups say."""
+    said: dict[Placement, tuple[bytes, ...]] = {}
+    for group, proto in zip(config.instance_groups, config.proto.instance_group, strict=True):
+        for placement in placements([group], limited=limited):
+            said[placement] = (*said.get(placement, ()), proto.SerializeToString(deterministic=True))
+    return said
 
 
 def bind(pid: int, cores: frozenset[int]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from headrace.clock import Clock
@@ -23,6 +25,8 @@ from headrace.scheduling.sequence import SequenceBatcher
 from headrace.scheduling.sequence_driver import InstancePlace, SequenceDriver
 from headrace_protocol.errors import unavailable
 
+_log = logging.getLogger("headrace.instances")
+
 
 class InstancePool:
     """The processes of a model version: a free instance is looked for where most are free."""
@@ -31,6 +35,7 @@ class InstancePool:
         self.supervisors: list[Supervisor] = []
         self.services = None if services is None else ModelServices(services, self)
         """What its processes may ask of the server."""
+        self._retiring: dict[Supervisor, asyncio.Task[None]] = {}
         self.environment: Environment | None = None
         """The Python that its processes run in, where it is not the server's."""
 
@@ -56,9 +61,30 @@ class InstancePool:
         """Return how many instances there are; at least one where a process is being started."""
         return sum(s.process.slots if s.process is not None else 1 for s in self.supervisors)
 
+    def replace(self, supervisors: list[Supervisor]) -> None:
+        """Have these processes take the batches from now on; those of the others end once nothing runs in them."""
+        for supervisor in self.supervisors:
+            if supervisor not in supervisors:
+                task = asyncio.get_running_loop().create_task(supervisor.retire(), name=f"retire {supervisor.label}")
+                self._retiring[supervisor] = task
+                task.add_done_callback(partial(self._retired, supervisor))
+        self.supervisors[:] = supervisors
+
+    def _retired(self, supervisor: Supervisor, task: asyncio.Task[None]) -> None:
+        del self._retiring[supervisor]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("model %s: an instance did not end cleanly", supervisor.label, exc_info=error)
+
+    def abort(self) -> None:
+        """Kill every process and fail what runs in it. `stop` follows."""
+        for supervisor in (*self.supervisors, *self._retiring):
+            supervisor.abort()
+
     async def stop(self) -> None:
         """End every process, and what they showed of themselves."""
-        await asyncio.gather(*(supervisor.stop() for supervisor in self.supervisors))
+        tasks = list(self._retiring.values())
+        await asyncio.gather(*(supervisor.stop() for supervisor in (*self.supervisors, *self._retiring)))
+        await asyncio.gather(*tasks)
         if self.services is not None:
             self.services.close()
         if self.environment is not None:
@@ -83,7 +109,8 @@ class ServedModel:
         """`cache`: where answers are kept, if they are; `identity` tells what is loaded from all else in it."""
         self.name: Final = config.name
         self.version: Final = version
-        self.config: Final = config
+        self.config = config
+        """Its instance groups change with the instances; all else stays."""
         self.labels: Final = labels
         """Class labels by output name."""
         self.load_seconds: Final = load_seconds
@@ -141,6 +168,21 @@ class ServedModel:
         """Let batches into the processes. Raises INVALID_ARG where an instance could never run, for lack of resources."""
         for supervisor in self.pool.supervisors:
             supervisor.admit(self._batches.ripe)
+        self._note_gates()
+
+    def resize(self, config: ModelConfig, supervisors: list[Supervisor], new: list[Supervisor]) -> None:
+        """Go on with these instances, the `new` ones among them, and the configuration that asks for them.
+
+        Raises INVALID_ARG where a new instance could never run, for lack of resources; nothing has changed then.
+        """
+        for supervisor in new:
+            supervisor.admit(self._batches.ripe)
+        self.config = config
+        self.pool.replace(supervisors)
+        self._note_gates()
+        self.driver.kick()
+
+    def _note_gates(self) -> None:
         self._batches.limited = any(supervisor.gate is not None for supervisor in self.pool.supervisors)
 
     @property
@@ -176,8 +218,7 @@ class ServedModel:
     def abort(self) -> None:
         """Fail what runs and what waits, at once: the server stops. `stop` follows."""
         self.driver.fail_waiting(unavailable("the server is stopping"))
-        for supervisor in self.pool.supervisors:
-            supervisor.abort()
+        self.pool.abort()
 
     async def stop(self) -> None:
         """End the processes. The registry calls it when the last lease is gone; what still waits is refused."""

@@ -86,6 +86,8 @@ class Supervisor:
         self.gate: Gate | None = None
         """What batches have to pass, where they need resources that there are only so many of."""
         self._admitted = False
+        self._retired = False
+        self._freed: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._death: asyncio.Future[str] | None = None
 
@@ -126,6 +128,19 @@ class Supervisor:
         if self.placement.passive:
             process.free, process.slots = [], 0
 
+    async def retire(self) -> None:
+        """End the process once nothing runs in it any more; nobody gives it anything. One that dies stays so."""
+        self._retired = True
+        while self.process is not None and self.process.busy:
+            self._freed = asyncio.get_running_loop().create_future()
+            await self._freed
+        await self.stop()
+
+    def _slot_free(self) -> None:
+        if self._freed is not None and not self._freed.done():
+            self._freed.set_result(None)
+        self._on_capacity()
+
     async def stop(self) -> None:
         """End the process and the watch. Idempotent."""
         if self._task is not None:
@@ -153,7 +168,7 @@ class Supervisor:
             if self.process is process:
                 self.process = None
                 self.reason = reason
-                self._on_capacity()  # whoever bound something to the process takes note
+                self._slot_free()  # whoever bound something to the process takes note
                 if self.gate is not None:
                     self.gate.changed()
 
@@ -165,7 +180,7 @@ class Supervisor:
             process = ModelProcess(
                 child,
                 self._settings.arena_bytes,
-                self._on_capacity,
+                self._slot_free,
                 ended,
                 self._backend_log,
                 self._services,
@@ -193,6 +208,8 @@ class Supervisor:
     async def _watch(self) -> None:
         while True:
             reason = await self._outlive()
+            if self._retired:
+                return
             delay_ns = self.policy.crashed(self._clock.now_ns())
             if delay_ns is None:
                 self._give_up(reason)

@@ -18,6 +18,7 @@ from headrace.repository.freeze import freeze
 from headrace.repository.labels import check_label_files
 from headrace.repository.model_config import ConfigError, ModelConfig, Problem
 from headrace.repository.normalise import NormaliseSettings, normalise
+from headrace.repository.planning import CHANGED_IN_PLACE
 from headrace.repository.proto_json import from_dict, to_dict
 from headrace.repository.sequence_validation import check_sequence_tensors, shown_to_clients
 from headrace.repository.unsupported import ignored
@@ -149,6 +150,17 @@ def finish_config(
         problems += check_sequence_tensors(proto, ready.inputs, ready.outputs)
     _raise_if(problems)
     return freeze(proto, str(model_directory)), notes + ignored(proto)
+
+
+def with_instances(config: ModelConfig, draft: ModelConfig, model_directory: Path) -> ModelConfig:
+    """Return a complete configuration with the instance groups and the version policy of a draft."""
+    proto = pb.ModelConfig()
+    proto.CopyFrom(config.proto)
+    for field in CHANGED_IN_PLACE:
+        proto.ClearField(field)
+    proto.instance_group.extend(draft.proto.instance_group)
+    proto.version_policy.CopyFrom(draft.proto.version_policy)
+    return freeze(proto, str(model_directory))
 
 
 def backend_values(config: ModelConfig) -> dict[str, Any]:

@@ -44,3 +44,8 @@ class BoundedLoader(Generic[M]):
     async def unload(self, model: M) -> None:
         """Unload at once: it frees what loads may wait for."""
         await self._loader.unload(model)
+
+    async def resize(self, model: M, source: ModelSource) -> bool:
+        """Change instances when it is this one's turn: it is as much work as a load."""
+        async with self._slots:
+            return await self._loader.resize(model, source)

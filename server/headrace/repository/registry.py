@@ -22,7 +22,7 @@ from headrace.repository.lifecycle import VersionState
 from headrace.repository.loading import BoundedLoader
 from headrace.repository.model_config import ConfigError
 from headrace.repository.outside import ENVIRONMENT, outside_state
-from headrace.repository.planning import choose_versions, identities, members_of
+from headrace.repository.planning import choose_versions, identities, is_resizable, members_of, same_in_place
 from headrace.repository.sources import LoadOverride, M, ModelLoader, ModelSource
 from headrace.repository.standing import index_entries, refusal, refusal_of_absent, shown_versions, stands
 from headrace.repository.tracked import Copy, TrackedModel, sentence
@@ -343,19 +343,50 @@ class ModelRegistry(Generic[M]):
                     raise not_found(reason)
                 self._known.setdefault(name, False)
                 found = seen
-            settled = await self._prepare(tracked, found, override)
-        await settled
+            settled, source = await self._prepare(tracked, found, override)
+        await self._carry_out(tracked, found, override, settled, source)
 
     async def _load_found(self, name: str, found: ModelLayout) -> None:
         """Load from what a scan has seen."""
         tracked = self._models[name]
         async with tracked.order:
-            settled = await self._prepare(tracked, found, None)
+            settled, source = await self._prepare(tracked, found, None)
+        await self._carry_out(tracked, found, None, settled, source)
+
+    async def _carry_out(
+        self,
+        tracked: TrackedModel[M],
+        found: ModelLayout,
+        override: LoadOverride | None,
+        settled: asyncio.Future[None],
+        source: ModelSource,
+    ) -> None:
+        """Wait for what was begun, then change in place what serves and differs in that alone."""
         await settled
+        async with tracked.order:
+            if tracked.latest_operation is not asyncio.current_task() or await self._resize(tracked, source):
+                return
+            tracked.resizable = False
+            settled, _ = await self._prepare(tracked, found, override)
+        await settled
+
+    async def _resize(self, tracked: TrackedModel[M], source: ModelSource) -> bool:
+        """Return whether all versions that serve have the instances that they should have now."""
+        for copy in list(tracked.serving.values()):
+            if same_in_place(copy.source.config.proto, source.config.proto):
+                continue
+            try:
+                if not await self._loader.resize(copy.served, source):
+                    return False
+            except (InferError, ConfigError) as error:
+                tracked.refuse(sentence(error))
+                raise invalid(f"model {tracked.name!r} failed to load: {sentence(error)}") from error
+            copy.source = source
+        return True
 
     async def _prepare(
         self, tracked: TrackedModel[M], found: ModelLayout, override: LoadOverride | None
-    ) -> asyncio.Future[None]:
+    ) -> tuple[asyncio.Future[None], ModelSource]:
         """Decide what to load and begin to; what stands against it is noted and raised."""
         tracked.gone = False
         tracked.tried = found
@@ -388,8 +419,15 @@ class ModelRegistry(Generic[M]):
                 )
             named = ENVIRONMENT in config.proto.parameters
             outside = await asyncio.to_thread(outside_state, config.proto, found.directory) if named else b""
-            wanted = identities(found, config, choice.versions, from_call=override is not None, outside=outside)
-            return tracked.desire(source, wanted)
+            wanted = identities(
+                found,
+                config,
+                choice.versions,
+                from_call=override is not None,
+                outside=outside,
+                resizable=tracked.resizable and is_resizable(config.proto),
+            )
+            return tracked.desire(source, wanted), source
         except Exception as error:
             tracked.refuse(sentence(error))
             tracked.dispose(source)

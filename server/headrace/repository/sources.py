@@ -100,3 +100,10 @@ class ModelLoader(Protocol[M]):
     async def unload(self, model: M) -> None:
         """Take a version down; nobody uses it any more."""
         ...
+
+    async def resize(self, model: M, source: ModelSource) -> bool:
+        """Give a version that serves the instances that `source` asks for, which differs in nothing else.
+
+        False where it can only be loaded anew. Raises as `load` does; the version is as it was then.
+        """
+        ...

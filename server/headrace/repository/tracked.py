@@ -76,6 +76,8 @@ class TrackedModel(Generic[M]):
         """What the last operation from the repository was about; the same again is not news."""
         self.gone = False
         """The folder was taken away: forget the name once its last copy is freed."""
+        self.resizable = True
+        """Whether what serves may be changed in place; a loader that cannot has said so otherwise."""
         self.members: frozenset[str] = frozenset()
         self.asked_for = False
         """Loaded by its own name, not only as a member of ensembles."""
