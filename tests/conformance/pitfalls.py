@@ -9,6 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 BACKEND_FAULTS = "chaos/test_backend_faults.py::"
+ARCHIVES = "unit/test_archives.py::"
+RELOADED = "integration/test_environments.py::"
+UNLIKE = "integration/test_unlike_shapes.py::"
 MEMORY_CHAOS = "chaos/test_shared_memory.py::"
 
 
@@ -363,8 +366,52 @@ SECURITY = [
                 "table:metadata of a name that is a path",
             ),
             "no call takes a repository": ("table:load with a repository", "table:unload with a repository"),
+            "archives": (
+                ARCHIVES + "test_a_name_that_leads_elsewhere_is_refused",
+                ARCHIVES + "test_links_devices_and_pipes_are_refused",
+                ARCHIVES + "test_a_link_that_leads_out_or_is_followed_is_refused",
+                ARCHIVES + "test_what_comes_out_is_bounded_however_small_the_archive",
+                ARCHIVES + "test_only_a_regular_file_is_read",
+            ),
         },
     ),
 ]
 
-PITFALLS = [*HTTP_AND_TENSORS, *GRPC, *SHARED_MEMORY, *SETTINGS, *SECURITY]
+UNLIKE_REQUESTS = [
+    Pitfall(
+        "schedulers",
+        "requests of unlike shapes are joined, and one client gets the rows of another",
+        {
+            "never in one execution, and nobody waits for the full delay": (
+                UNLIKE + "test_unlike_shapes_are_never_in_one_execution_and_do_not_wait_for_each_other",
+            ),
+            "an optional input that half of them leave out": (
+                UNLIKE + "test_requests_that_leave_an_optional_input_out_are_not_mixed_with_those_that_give_it",
+            ),
+            "ragged: together, and each gets its own": (
+                UNLIKE + "test_ragged_requests_share_an_execution_and_each_gets_its_own",
+                UNLIKE + "test_a_model_is_told_where_ragged_requests_end_and_its_outputs_are_shared_out",
+                UNLIKE + "test_a_python_model_sees_each_ragged_request_in_its_own_shape_and_the_inputs_that_came",
+            ),
+            "padded: the same": (UNLIKE + "test_padded_requests_share_an_execution_and_get_back_their_own_length",),
+        },
+    ),
+]
+
+ENVIRONMENTS = [
+    Pitfall(
+        "repository, load and unload",
+        "a model that is loaded again runs in the Python environment of before",
+        {
+            "an archive replaced at its path": (
+                RELOADED + "test_an_archive_that_is_replaced_at_its_path_is_what_runs_after_a_load",
+                "unit/test_environment.py::test_other_content_at_the_same_path_is_another_environment",
+            ),
+            "a folder in which packages come and go": (
+                "unit/test_environment.py::test_a_change_of_the_environment_is_a_change_of_the_model",
+            ),
+        },
+    ),
+]
+
+PITFALLS = [*HTTP_AND_TENSORS, *GRPC, *SHARED_MEMORY, *SETTINGS, *SECURITY, *UNLIKE_REQUESTS, *ENVIRONMENTS]
