@@ -19,7 +19,7 @@ from pathlib import Path
 import uvloop
 
 from headrace import __version__, memory
-from headrace.cache_options import LocalCacheSettings
+from headrace.cache_options import LocalCacheSettings, RedisSettings
 from headrace.clock import SystemClock
 from headrace.config import ControlMode, ServerConfig
 from headrace.controlplane import RegistryControlPlane
@@ -40,7 +40,7 @@ from headrace.observability.metrics import BackendProcess, MetricsCollector, Met
 from headrace.observability.statistics import FIRST_RESPONSE_BOUNDS_MS, FIRST_RESPONSE_FAMILY, ModelStatistics
 from headrace.observability.tables import models_table
 from headrace.observability.tracing import Tracer
-from headrace.redis_cache import RedisCache, RedisSettings
+from headrace.redis_cache import RedisCache
 from headrace.repository.config_loading import Completion
 from headrace.repository.model_config import ModelConfig
 from headrace.repository.registry import ModelRegistry

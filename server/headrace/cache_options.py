@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from headrace.flags import Parser, integer, text
-from headrace.redis_cache import RedisSettings
 
 OLD: Final = "response-cache-byte-size"
 
@@ -18,6 +17,30 @@ class LocalCacheSettings:
 
     size: int
     """Bytes, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisSettings:
+    """Where the Redis server is and how long it is waited for. Times in milliseconds."""
+
+    host: str
+    port: int
+    user: str | None = None
+    password: str | None = None
+    db: int = 0
+    connect_timeout_ms: int = 250
+    socket_timeout_ms: int = 250
+    """For one read or write."""
+    wait_timeout_ms: int = 250
+    """For one of the pool's connections to become free."""
+    pool_size: int = 16
+    ttl_s: int = 0
+    """After which Redis forgets an entry; 0 = it decides by itself."""
+
+    @property
+    def patience_s(self) -> float:
+        """Longest time that a lookup takes."""
+        return (self.connect_timeout_ms + self.socket_timeout_ms + self.wait_timeout_ms) / 1000
 
 
 CacheSettings = LocalCacheSettings | RedisSettings

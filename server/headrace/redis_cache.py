@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from headrace.cache_options import RedisSettings
 from headrace.clock import Clock
 from headrace.response_cache import CacheCounts
 
@@ -28,30 +28,6 @@ MAX_INSERTIONS: Final = 64
 MAX_INSERTION_BYTES: Final = 128 << 20
 _LEFT_ALONE_NS: Final = 1_000_000_000
 _LEFT_ALONE_MOST_NS: Final = 30_000_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class RedisSettings:
-    """Where the Redis server is and how long it is waited for. Times in milliseconds."""
-
-    host: str
-    port: int
-    user: str | None = None
-    password: str | None = None
-    db: int = 0
-    connect_timeout_ms: int = 250
-    socket_timeout_ms: int = 250
-    """For one read or write."""
-    wait_timeout_ms: int = 250
-    """For one of the pool's connections to become free."""
-    pool_size: int = 16
-    ttl_s: int = 0
-    """After which Redis forgets an entry; 0 = it decides by itself."""
-
-    @property
-    def patience_s(self) -> float:
-        """Longest time that a lookup takes."""
-        return (self.connect_timeout_ms + self.socket_timeout_ms + self.wait_timeout_ms) / 1000
 
 
 class Breaker:

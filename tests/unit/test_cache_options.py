@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cache_options import LocalCacheSettings
+from headrace.cache_options import LocalCacheSettings, RedisSettings
 from headrace.config import load_config
 from headrace.options import UsageError
-from headrace.redis_cache import RedisSettings
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ import time
 
 import pytest
 
+from headrace.cache_options import RedisSettings
 from headrace.clock import SystemClock
-from headrace.redis_cache import MAX_ENTRY_BYTES, MAX_INSERTIONS, Breaker, RedisCache, RedisSettings
+from headrace.redis_cache import MAX_ENTRY_BYTES, MAX_INSERTIONS, Breaker, RedisCache
 from redis_servers import free_port, impostor, running_redis
 
 SECOND = 1_000_000_000
