@@ -12,6 +12,7 @@ BACKEND_FAULTS = "chaos/test_backend_faults.py::"
 ARCHIVES = "unit/test_archives.py::"
 RELOADED = "integration/test_environments.py::"
 UNLIKE = "integration/test_unlike_shapes.py::"
+SEQUENCE_DRIVER = "unit/test_sequence_driver.py::"
 MEMORY_CHAOS = "chaos/test_shared_memory.py::"
 
 
@@ -414,4 +415,26 @@ ENVIRONMENTS = [
     ),
 ]
 
-PITFALLS = [*HTTP_AND_TENSORS, *GRPC, *SHARED_MEMORY, *SETTINGS, *SECURITY, *UNLIKE_REQUESTS, *ENVIRONMENTS]
+SEQUENCES = [
+    Pitfall(
+        "schedulers",
+        "a sequence that is cancelled frees its slot twice, and two others get one state",
+        {
+            "the report's own case, at both doors and for each strategy": (
+                "chaos/test_sequences.py::test_a_cancelled_sequence_frees_its_slot_once",
+            ),
+            "at every moment, with idle time, restarts and lost processes": (
+                "chaos/test_sequences.py::test_a_storm_never_mixes_sums_and_leaves_no_sequence_behind",
+            ),
+            "while one of its requests runs": (
+                SEQUENCE_DRIVER
+                + "test_cancelling_a_request_cancels_what_waits_of_its_sequence_and_frees_the_slot_once",
+            ),
+            "the state of one is never what another begins with": (
+                "unit/test_backend_sequences.py::test_nothing_is_kept_of_sequences_that_are_over",
+            ),
+        },
+    ),
+]
+
+PITFALLS = [*HTTP_AND_TENSORS, *GRPC, *SHARED_MEMORY, *SETTINGS, *SECURITY, *UNLIKE_REQUESTS, *SEQUENCES, *ENVIRONMENTS]
