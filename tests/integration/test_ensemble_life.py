@@ -228,6 +228,17 @@ def test_tensors_in_the_client_s_memory_are_read_and_written_there_by_the_member
         wait_until("all have let go of it", lambda: not any(map(named_shared_memory, server.backends())))
 
 
+@pytest.mark.parametrize("way", ["http json", "http binary", "grpc"])
+def test_the_sample_doubles_its_inputs(tmp_path: Path, way: str) -> None:
+    add_sample(tmp_path, "simple")
+    add_sample(tmp_path, "double")
+    a, b = np.arange(32, dtype=np.int32).reshape(2, 16), np.full((2, 16), -7, np.int32)
+    with running(tmp_path) as server:
+        outputs = ask(server, way, "double", {"INPUT0": a, "INPUT1": b})
+    np.testing.assert_array_equal(outputs["OUTPUT0"], 2 * a)
+    np.testing.assert_array_equal(outputs["OUTPUT1"], 2 * b)
+
+
 def test_steps_are_traced_as_children_of_the_ensemble(tmp_path: Path) -> None:
     repository, file = tmp_path / "models", tmp_path / "trace.json"
     write_two(repository)

@@ -126,7 +126,7 @@ def test_no_file_names_a_path_of_somebody_s_machine():
 
 
 def test_the_sample_repository_has_the_models_of_the_readme():
-    assert MODELS == ["add_sub_python", "digits", "identity", "repeat", "simple"]
+    assert MODELS == ["add_sub_python", "digits", "double", "identity", "repeat", "simple"]
 
 
 @pytest.mark.parametrize("model", MODELS)
