@@ -51,6 +51,20 @@ class Lookup(torch.nn.Module):
         return self.table(ids)
 
 
+class RaggedSums(torch.nn.Module):
+    """INPUT0 [n] of many requests, doubled, and what each request's elements add up to; ENDS (0 first) tells them apart.
+
+    A negative element is an error.
+    """
+
+    def forward(self, INPUT0: torch.Tensor, ENDS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if bool((INPUT0 < 0).any()):
+            raise ValueError("a negative element")
+        running = torch.nn.functional.pad(torch.cumsum(INPUT0, 0), (1, 0))
+        at = running[ENDS.to(torch.int64)]
+        return INPUT0 * 2, (at[1:] - at[:-1]).reshape(-1, 1)
+
+
 class Named(NamedTuple):
     total: torch.Tensor
     difference: torch.Tensor

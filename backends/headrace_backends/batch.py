@@ -143,6 +143,13 @@ class BatchRequest:
         """Return this request's part of the input; all of one that was made for the batch (`Batch.made`)."""
         return self._batch._input_of(self, name)
 
+    def alone(self) -> dict[str, Array]:
+        """Return the inputs as a batch of this request alone has them: ragged ones flat, and what is made for a batch.
+
+        For who runs requests one by one, of a batch that could not be run together.
+        """
+        return self._batch._alone(self)
+
     def respond(self, outputs: Mapping[str, Array], parameters: dict[str, Parameter] | None = None) -> None:
         """Answer this request alone, with outputs that hold its own rows; no response follows."""
         self._batch._respond_to(self, outputs, parameters)
@@ -353,9 +360,9 @@ class Batch:
 
     @property
     def scattered(self) -> Collection[str]:
-        """Names of outputs of which `respond` takes all elements in any shape, flat for example.
+        """Names of outputs whose elements may be given in any shape, flat for example, also to a single request.
 
-        The server shares them out by the shapes of an input. In answers to single requests they are as the others.
+        The server gives each request its part, in a shape that it takes from an input.
         """
         return self._model.scattered
 
@@ -433,15 +440,26 @@ class Batch:
             self._regions = {**self._regions, **dict(outputs)}
 
     def _make_inputs(self) -> None:
+        for name, array in self._made_for(slice(None)).items():
+            self.inputs.make(name, array)
+
+    def _made_for(self, requests: slice) -> dict[str, Array]:
+        """Return the inputs of `batch_input` for a batch of these requests."""
         given = {tensor.name: tensor for tensor in self._message.inputs}
+        arrays = {}
         for made in self._model.batch_inputs:
             source = given[made.source]
             shapes = source.item_shapes
             if shapes is None:
                 shapes = item_shapes(source.shape, [header.rows for header in self._message.requests])
-            array = made.make(shapes, made.datatype)
-            for name in made.targets:
-                self.inputs.make(name, array)
+            arrays.update(dict.fromkeys(made.targets, made.make(shapes[requests], made.datatype)))
+        return arrays
+
+    def _alone(self, request: BatchRequest) -> dict[str, Array]:
+        arrays = {name: self._input_of(request, name) for name in self.inputs}
+        for name in self._ragged_parts:
+            arrays[name] = arrays[name].reshape(-1)
+        return arrays | self._made_for(slice(request.index, request.index + 1))
 
     def _make_sequence_inputs(self, sequences: BatchSequences) -> None:
         names = list(self.inputs)
@@ -536,7 +554,7 @@ class Batch:
         wanted = self._message.outputs if request.wanted is None else request.wanted
         if self._sequences is not None:
             outputs = self._sequences.take(request.index, outputs)
-        placed = self._place_all(outputs, wanted, request.rows)
+        placed = self._place_all(outputs, wanted, request.rows, self._model.scattered)
         self._answer(Response(request.index, placed, None, parameters))
 
     def _reschedule(self, request: BatchRequest, states: Mapping[str, Array]) -> None:

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+from tritonclient.utils import InferenceServerException
 
 import onnx_models
+import torch_models
 from figures import figures
 from harness import RunningServer, running
 from repositories import add_identity, add_onnx
 
-DELAY_US = 1_500_000
+DELAY_US = 1_000_000
 BATCHING = f"max_batch_size: 16 dynamic_batching {{ max_queue_delay_microseconds: {DELAY_US} }}"
 FILLING = "dynamic_batching { max_queue_delay_microseconds: 20000000 preferred_batch_size: [ 8 ] }"
 """Runs eight rows at once, and fewer only after a time that no test waits for."""
@@ -68,6 +70,10 @@ class TritonPythonModel:
 """
 
 
+def save_sums(path: Path) -> Path:
+    return torch_models.save_script(path, torch_models.RaggedSums())
+
+
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository = tmp_path_factory.mktemp("models")
@@ -79,6 +85,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         config = (folder / "config.pbtxt").read_text()
         (folder / "config.pbtxt").write_text(config.replace("dims: [ -1 ]", "dims: [ -1 ] allow_ragged_batch: true", 1))
     add_onnx(repository, "ragged_sums", onnx_models.ragged_sums, config=RAGGED_SUMS)
+    torch_config = RAGGED_SUMS.replace("onnxruntime", "pytorch")
+    torch_models.add_torch(repository, "torch_sums", save_sums, torch_config)
     add_onnx(repository, "masked_mean", onnx_models.masked_mean, config=MASKED_MEAN)
     rounded = (
         MASKED_MEAN.replace(SLOW_BATCHING, BATCHING)
@@ -166,13 +174,32 @@ def test_ragged_requests_share_an_execution_and_each_gets_its_own(server, door, 
     assert figures(server, model).since(before).executions == 1
 
 
-def test_a_model_is_told_where_ragged_requests_end_and_its_outputs_are_shared_out(server, door) -> None:
-    before = figures(server, "ragged_sums")
+@pytest.mark.parametrize("model", ["ragged_sums", "torch_sums"])
+def test_a_model_is_told_where_ragged_requests_end_and_its_outputs_are_shared_out(server, door, model) -> None:
+    before = figures(server, model)
     given = [row(length, 10.0 * length) for length in LENGTHS]
-    for array, answer in zip(given, door.together("ragged_sums", [{"INPUT0": a} for a in given]), strict=True):
+    for array, answer in zip(given, door.together(model, [{"INPUT0": a} for a in given]), strict=True):
         assert np.array_equal(answer.as_numpy("OUTPUT0"), array * 2)
         assert answer.as_numpy("SUM").tolist() == [[array.sum()]]
-    assert figures(server, "ragged_sums").since(before).executions == 1
+    assert figures(server, model).since(before).executions == 1
+
+
+def test_a_ragged_request_that_the_model_refuses_fails_alone(server, door) -> None:
+    given = [row(length) - (length == 5) for length in LENGTHS]
+
+    def ask(array: np.ndarray) -> object:
+        try:
+            return door.one("torch_sums", {"INPUT0": array})
+        except InferenceServerException as error:
+            return error
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        answers = list(pool.map(ask, given))
+    for array, answer in zip(given, answers, strict=True):
+        if array.min() < 0:
+            assert "a negative element" in str(answer)
+        else:
+            assert answer.as_numpy("SUM").tolist() == [[array.sum()]]
 
 
 def test_a_ragged_input_may_be_empty_beside_others(server, door) -> None:

@@ -95,7 +95,18 @@ def test_an_output_that_the_server_shares_out_may_have_any_shape() -> None:
     assert responses.batched[0].shape == (5,)
 
 
-def test_of_a_request_alone_it_has_its_rows_as_any_other() -> None:
+def test_of_a_request_alone_it_may_too() -> None:
     batch = opened(FLAT, SHAPES, (1, 2), **SCATTERED)
-    with pytest.raises(InferError, match="expected a first dimension of 2"):
-        batch.requests[1].respond({"Y": np.zeros(5, np.float32)})
+    batch.requests[1].respond({"Y": np.zeros(2, np.float32)})
+    with pytest.raises(InferError, match="expected a first dimension of 1"):
+        batch.requests[0].respond({"Z": np.zeros((2, 1), np.float32)})
+
+
+def test_a_request_that_is_run_alone_has_the_inputs_that_a_batch_of_its_own_would_have() -> None:
+    batch = opened(FLAT, SHAPES, (1, 2), **made("BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO"))
+    alone = [request.alone() for request in batch.requests]
+    assert [inputs["X"].tolist() for inputs in alone] == [[0, 1, 2], [3, 4]]
+    assert [inputs["T"].tolist() for inputs in alone] == [[0, 3], [0, 2]]
+    plain = opened((3, 4), None, (1, 2), **made("BATCH_ITEM_SHAPE")).requests[1].alone()
+    assert plain["X"].shape == (2, 4)
+    assert plain["T"].tolist() == [[4], [4]]

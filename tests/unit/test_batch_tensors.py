@@ -75,6 +75,8 @@ BAD = [
     ('output { name: "R" data_type: TYPE_FP32 dims: 1 reshape { } }' + SCATTER.replace('"Y"', '"R"'), "batch_output[0].target_name[0]: 'R' takes its shape from 'X': neither can have a reshape"),
     ('input { name: "T" data_type: TYPE_FP32 dims: 1 is_shape_tensor: true allow_ragged_batch: true }',
      "input[4].allow_ragged_batch: a shape tensor is one for the whole batch, so it cannot be ragged"),
+    (COUNT + "sequence_batching { }", "batch_input: the direct strategy of sequences keeps a row for each slot; use the oldest strategy"),
+    (pad("X") + "sequence_batching { }", "parameters.pad_batch: is of the dynamic batcher: the requests of sequences are not padded"),
     (pad(""), "parameters.pad_batch: expected names of inputs, each with =VALUE where it is not padded with 0"),
     (pad("W"), "parameters.pad_batch: the model has no input 'W', it has ['F', 'O', 'S', 'X']"),
     (pad("X, X=1"), "parameters.pad_batch: names 'X' twice"),

@@ -123,6 +123,18 @@ def test_an_output_takes_what_varies_from_the_same_place_of_its_input(arena: Are
     assert got[1].tolist() == [[[6, 7]], [[8, 9]]]
 
 
+def test_a_response_of_its_own_may_be_flat_too_or_as_the_client_gets_it(arena: Arena) -> None:
+    requests = [asking(RAGGED, A=ones(1, 3), B=ones(1, 1)), asking(RAGGED, A=ones(1, 1), B=ones(1, 1))]
+    payload = Payload(RAGGED, requests)
+    place = payload.gather(arena, 1, 0).space.offset
+    arena.view[place : place + 32] = np.arange(8, dtype=np.float32).tobytes()
+    flat = Tensor("A2", "FP32", (3, 2), TensorRef(place, 24))
+    whole = Tensor("A2", "FP32", (1, 1, 2), TensorRef(place + 24, 8))
+    first, second = finished(payload, payload.scatter(None, [Response(0, (flat,)), Response(1, (whole,))], []))
+    assert first.tolist() == [[[0, 1], [2, 3], [4, 5]]]
+    assert second.tolist() == [[[6, 7]]]
+
+
 def test_an_output_that_cannot_be_shared_out_is_an_error_of_the_model(arena: Arena) -> None:
     payload = Payload(RAGGED, [asking(RAGGED, A=ones(1, 3), B=ones(1, 1))])
     (got,) = answered(payload, arena, payload.gather(arena, 1, 0), np.arange(5))

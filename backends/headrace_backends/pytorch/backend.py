@@ -86,7 +86,7 @@ class PyTorchBackend:
             try:
                 if request.cancelled:
                     raise cancelled()
-                inputs = self._tensors(batch, {name: request.input(name) for name in batch.inputs})
+                inputs = self._tensors(batch, request.alone())
                 request.respond(self._outputs(batch, inputs, request.wanted, together=False))
             except Exception as error:
                 request.fail(_failure(error, batch))

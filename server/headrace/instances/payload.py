@@ -14,7 +14,7 @@ from typing import Any, Final
 from headrace.instances.frame import Frame, nonsense, string_row_ends
 from headrace.instances.regions import RequestRegions, Slice, deliver
 from headrace.instances.signature import ModelSignature, PreparedRequest, SequencePlace, TensorPlan
-from headrace.instances.unlike import Layout, Part, fill
+from headrace.instances.unlike import Layout, fill
 from headrace.types import InferenceResponse, InputTensor, OutputTensor
 from headrace_protocol.arena import ALIGNMENT, Arena
 from headrace_protocol.datatype import BYTES, element_count
@@ -307,20 +307,17 @@ class Payload:
 
     def _outputs(self, response: Response, rows: int | None, frame: Frame) -> list[OutputTensor]:
         outputs = []
+        unlike = self.signature.unlike
         for tensor in response.outputs:
             plan = self.signature.output(tensor)
-            shape = plan.client_shape(tensor, rows)
             data = frame.bytes_of(tensor)
             self._copied_out += len(data)
-            if self._layouts:
-                shape, data = self._without_padding(plan, tensor, response.request, (shape, data))
+            part = None
+            if unlike is not None:
+                part = unlike.own_part(plan, tensor, data, rows, self.requests[response.request], self._layouts)
+            shape, data = part or (plan.client_shape(tensor, rows), data)
             outputs.append(OutputTensor(plan.name, plan.datatype, shape, data))
         return outputs
-
-    def _without_padding(self, plan: TensorPlan, tensor: Tensor, index: int, whole: Part) -> Part:
-        unlike = self.signature.unlike
-        assert unlike is not None
-        return unlike.own_part(plan, tensor, whole[1], self.requests[index], self._layouts) or whole
 
     def _response(
         self,

@@ -165,13 +165,21 @@ class UnlikeShapes:
         plan: TensorPlan,
         tensor: Tensor,
         data: memoryview,
+        rows: int | None,
         request: PreparedRequest,
         layouts: Mapping[int, Layout],
     ) -> Part | None:
-        """Return what a request gets of an output of its own response; None where that is all of it."""
+        """Return what a request gets of an output of its own response; None where that is all of it, as it is.
+
+        Raises INTERNAL where the output is not as its configuration says.
+        """
+        source = self._scattered.get(plan.name)
+        if source is not None and len(tensor.shape) != len(plan.dims) + 1:
+            return _scattered(plan, tensor, data, [_given(request, source).shape])[0]
         cuts = self._cuts_for(plan, layouts)
         if not cuts:
             return None
+        plan.client_shape(tensor, rows)
         return _cut(plan, np.ndarray(tensor.shape, plan.datatype.numpy, data), request, cuts)
 
     def _cuts_for(self, plan: TensorPlan, layouts: Mapping[int, Layout]) -> list[tuple[Cut, int, int]]:

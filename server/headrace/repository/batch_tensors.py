@@ -21,6 +21,12 @@ MAX_BATCH_TENSORS: Final = 256
 def batch_tensor_problems(proto: pb.ModelConfig, *, draft: bool) -> list[Problem]:
     """Return everything wrong with ragged inputs, batch_input and batch_output; a draft may have no inputs yet."""
     problems = _ragged(proto, draft=draft)
+    sequences = proto.HasField("sequence_batching") and not proto.sequence_batching.HasField("oldest")
+    ragged = [f"input[{place}].allow_ragged_batch" for place, i in enumerate(proto.input) if i.allow_ragged_batch]
+    if sequences:
+        text = "the direct strategy of sequences keeps a row for each slot; use the oldest strategy"
+        used = [*ragged, *(name for name in ("batch_input", "batch_output") if getattr(proto, name))]
+        problems += [Problem(path, text) for path in used]
     for kind, entries in (("batch_input", len(proto.batch_input)), ("batch_output", len(proto.batch_output))):
         if entries > MAX_BATCH_TENSORS:
             return [*problems, Problem(kind, f"expected at most {MAX_BATCH_TENSORS} entries, got {entries}")]
