@@ -21,6 +21,7 @@ from figures import backend_pid, figures, index, metric, wait_until
 from harness import RunningServer, named_shared_memory, running
 from regions import CLIENTS, Client, objects
 from repositories import add_identity, add_onnx, add_sample, identity_config
+from sequence_models import accumulator, accumulator_config, add
 
 ROW = np.ones((1, 3), np.float32)
 EXPLICIT = "--model-control-mode=explicit"
@@ -141,6 +142,39 @@ def test_an_ensemble_waits_for_a_member_that_is_started_again_and_is_not_ready_m
         status, answer = infer(server, "ens", ("INPUT0", "FP32", [1, 1], [5]))
         assert (status, answer["outputs"][0]["data"]) == (200, [5])
         assert ready(server, "ens")
+
+
+async def test_what_a_member_wrote_is_there_for_the_next_though_it_has_died_meanwhile(tmp_path: Path) -> None:
+    write_two(tmp_path, execute_delay_ms="700")
+    array = np.random.default_rng(5).random((4, 50_000), np.float32)
+    with running(tmp_path) as server:
+        first = backend_pid(server, "first")
+        async with open_door(server, "grpc") as door:
+            call = asyncio.ensure_future(door.infer("ens", array))
+            await asyncio.to_thread(wait_until, "it has answered", lambda: figures(server, "first").requests == 1)
+            os.kill(first, signal.SIGKILL)
+            outcome = await call
+        np.testing.assert_array_equal(outcome.array, array)
+        assert copied(server, "second", "in") == 0, "it read what the dead process wrote"
+        wait_until("it is started again", lambda: ready(server, "ens"))
+        assert infer(server, "ens", ("INPUT0", "FP32", [1, 1], [5]))[0] == 200
+
+
+async def test_a_sequence_goes_on_through_an_ensemble_while_its_member_is_reloaded(tmp_path: Path) -> None:
+    add_onnx(tmp_path, "sums", accumulator, config=accumulator_config(idle_us=60_000_000))
+    add_identity(tmp_path, "ints", datatype="INT32", dims="1")
+    steps = [ident("ints", "INPUT0", "x"), ident("sums", "x", "OUTPUT0")]
+    add_ensemble(tmp_path, "ens", steps, {"INPUT0": "INT32 1"}, {"OUTPUT0": "INT32 1"}, extra="max_batch_size: 1")
+    with running(tmp_path, EXPLICIT, "--load-model=ens") as server:
+        sums = [add(server, "ens", 1, 1, start=True)[1], add(server, "ens", 2, 10, start=True)[1]]
+        (tmp_path / "sums" / "1" / "note").write_text("changed")
+        assert load(server, "sums") == (200, None)
+        sums += [add(server, "ens", 1, 1)[1], add(server, "ens", 2, 10)[1], add(server, "ens", 1, 1, end=True)[1]]
+        assert sums == [1, 10, 2, 20, 3]
+        status, answer = add(server, "ens", 1, 1)
+        assert status == 400
+        assert "step model 'sums'" in answer
+        assert add(server, "ens", 2, 10, end=True)[1] == 30
 
 
 def test_a_step_may_ask_for_a_version_of_its_member(tmp_path: Path) -> None:
