@@ -34,7 +34,9 @@ def misbehave(parameters: Mapping[str, Parameter]) -> None:
         os._exit(CRASH_STATUS)
     if asked(parameters, "signal"):
         name = str(parameters["signal"])
-        os.kill(os.getpid(), int(name) if name.isdecimal() else signal.Signals[name])
+        signal.raise_signal(
+            int(name) if name.isdecimal() else signal.Signals[name]
+        )  # to this thread: it does not go on
     if asked(parameters, "nonsense_frame"):
         write_garbage()
     if parameters.get("hang") == "forever":

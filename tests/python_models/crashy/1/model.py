@@ -17,7 +17,7 @@ class TritonPythonModel:
             if kind == 1:
                 os._exit(0)
             if kind in (2, 3):
-                os.kill(os.getpid(), signal.SIGKILL if kind == 2 else signal.SIGSEGV)
+                signal.raise_signal(signal.SIGKILL if kind == 2 else signal.SIGSEGV)
             while kind == 4:
                 pass
             if kind == 5:
