@@ -24,7 +24,7 @@ from headrace.scheduling.ensemble_decisions import (
     Take,
 )
 from headrace.scheduling.ensemble_plan import ROOT, EnsembleOutput, EnsemblePlan, PlannedStep, Selection
-from headrace.scheduling.ensemble_state import Held, Node, Scope, StepRun, StepState
+from headrace.scheduling.ensemble_state import Failure, Held, Node, Scope, StepRun, StepState
 from headrace_protocol.errors import ErrorCode, InferError, internal, unavailable
 
 MAX_LIVE: Final = 128
@@ -51,8 +51,8 @@ class EnsembleRun:
         self._runs: dict[int, StepRun] = {}
         self._last_run = 0
         self._held: dict[Hashable, Held] = {}
-        self._failure: tuple[InferError, dict[int, int]] | None = None
-        """What it is to fail of, and where: for each scope on the way there, the index of the node."""
+        self._failure: Failure | None = None
+        """What it is to fail of, once what comes before is complete."""
         self._paused = False
         self._answered = False
         self._over = False
@@ -315,12 +315,9 @@ class EnsembleRun:
             self._start(run.step, run.node, run.attempt + 1, now_ns)
             return
         message = f"in ensemble '{self._name}', step model '{plan.model}': {error.message}"
-        where = {plan.child: self._scopes[plan.child].count} if plan.decoupled else {}
-        node: Node | None = run.node
-        while node is not None and node.scope.number != ROOT:
-            where[node.scope.number] = node.index
-            node = node.parent
-        self._failure = (InferError(error.code, message), where)
+        self._failure = Failure(InferError(error.code, message), run.node)
+        if plan.decoupled:
+            self._failure.comes_after(self._scopes[plan.child])
         for other in list(self._runs.values()):
             if not self._goes_on(other.node, other.step.plan):
                 self._todo.append(CancelStep(other.number))
@@ -328,28 +325,10 @@ class EnsembleRun:
 
     def _goes_on(self, node: Node, step: PlannedStep | None = None) -> bool:
         """Return whether a node comes before the failure, if there is one, or a step is of use to such nodes."""
-        if self._failure is None:
+        if self._failure is None or self._failure.is_after(node):
             return True
-        _, where = self._failure
-        if where and node is self._root and step is not None and not step.decoupled:
-            return True
-        at: Node | None = node
-        while at is not None:
-            if at.scope.number in where:
-                return at.index < where[at.scope.number]
-            at = at.parent
-        return False
-
-    def _failure_due(self) -> InferError | None:
-        """Return the failure once all that comes before it is complete."""
-        if self._failure is None:
-            return None
-        error, where = self._failure
-        for scope, index in where.items():
-            first = next(iter(self._scopes[scope].live), index)
-            if first < index:
-                return None
-        return error
+        useful = step is not None and not step.decoupled and self._failure.within_a_stream
+        return useful and node is self._root
 
     # The end of every event
 
@@ -359,10 +338,9 @@ class EnsembleRun:
             self._pump(self._steps[place], now_ns)
         for scope in self._groups:
             self._deliver(self._scopes[scope])
-        error = self._failure_due()
-        if error is not None:
+        if self._failure is not None and self._failure.is_due(self._scopes):
             self._close()
-            self._todo.append(Fail(error))
+            self._todo.append(Fail(self._failure.error))
         elif self._failure is None and not self._scopes[ROOT].live:
             self._finish()
         else:

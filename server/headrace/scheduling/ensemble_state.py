@@ -5,9 +5,10 @@ Plain records; what happens to them is decided in ensemble_run.py.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 from headrace.scheduling.ensemble_plan import PlannedStep
+from headrace_protocol.errors import InferError
 
 
 class Held:
@@ -108,3 +109,41 @@ class StepRun:
         self.live_bytes = 0
         self.over = False
         self.paused = False
+
+
+class Failure:
+    """What a request is to fail of, and behind which nodes: those that come before it are delivered first."""
+
+    __slots__ = ("_where", "error")
+
+    def __init__(self, error: InferError, node: Node) -> None:
+        """Place it at `node`, for which a step has failed."""
+        self.error = error
+        self._where: dict[int, int] = {}
+        """For each scope on the way to the place, ROOT apart, the index of the node."""
+        at = node
+        while at.parent is not None:
+            self._where[at.scope.number] = at.index
+            at = at.parent
+
+    def comes_after(self, scope: Scope) -> None:
+        """Put it behind the nodes of a scope whose decoupled step has failed."""
+        self._where[scope.number] = scope.count
+
+    @property
+    def within_a_stream(self) -> bool:
+        """Whether anything may come before it."""
+        return bool(self._where)
+
+    def is_after(self, node: Node) -> bool:
+        """Return whether `node` comes before it."""
+        at: Node | None = node
+        while at is not None:
+            if at.scope.number in self._where:
+                return at.index < self._where[at.scope.number]
+            at = at.parent
+        return False
+
+    def is_due(self, scopes: Mapping[int, Scope]) -> bool:
+        """Return whether all that comes before it is complete."""
+        return all(next(iter(scopes[number].live), index) >= index for number, index in self._where.items())
