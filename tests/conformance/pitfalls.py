@@ -318,6 +318,7 @@ SECURITY = [
             "paths in the configuration": (
                 "table:load with a configuration with a label file outside",
                 "table:load with a configuration with a model file outside",
+                "table:load with a configuration with a Python at",
             ),
         },
     ),

@@ -12,6 +12,7 @@ from typing import Final
 
 from headrace import __version__
 from headrace.repository.model_config import ModelConfig
+from headrace.repository.outside import environment_of, outside_state
 from headrace.repository.sources import ModelSource
 from headrace_protocol._generated import model_config_pb2 as pb
 
@@ -23,7 +24,8 @@ _CONFIG_NAMES: Final = frozenset({"config.pbtxt", "configs"})
 def content_identity(config: ModelConfig, source: ModelSource, version: int) -> bytes:
     """Return a digest of configuration and files. Blocking: it reads every file that the version may use.
 
-    Left out are other versions, and instance groups, which change no answer. Raises OSError where a file cannot be read.
+    Left out are other versions, and instance groups, which change no answer. An environment that is a folder counts by
+    its dates, so that no two servers are alike with one. Raises OSError where a file cannot be read.
     """
     proto = pb.ModelConfig()
     proto.CopyFrom(config.proto)
@@ -32,6 +34,9 @@ def content_identity(config: ModelConfig, source: ModelSource, version: int) -> 
     digest = hashlib.blake2b(digest_size=32)
     for part in (__version__.encode(), str(version).encode(), proto.SerializeToString(deterministic=True)):
         _add(digest, part)
+    environment = environment_of(config.proto, source.directory)
+    if environment is not None:
+        _add(digest, _content(environment) if environment.is_file() else outside_state(config.proto, source.directory))
     shared = [
         path
         for path in source.directory.iterdir()

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headrace.planes import LoadParameters
-from headrace.repository.config_text import ParsedConfig, parse_json
+from headrace.repository.config_text import MODEL_DIRECTORY, ParsedConfig, parse_json
 from headrace.repository.layout import MAX_VERSION
 from headrace.repository.model_config import ConfigError
+from headrace.repository.outside import ENVIRONMENT
 from headrace_protocol._generated import model_config_pb2 as pb
 from headrace_protocol.errors import invalid, unsupported
 
@@ -83,6 +84,17 @@ def _check_paths_named(proto: pb.ModelConfig) -> None:
     for where, path in named:
         if path.startswith("/") or ".." in path.split("/"):
             raise invalid(f"load parameter 'config': {where}: {_shown(path)} leads out of the model's folder")
+    environment = proto.parameters[ENVIRONMENT].string_value if ENVIRONMENT in proto.parameters else ""
+    if environment and not _is_below(environment):
+        raise invalid(
+            f"load parameter 'config': parameters.{ENVIRONMENT}: {_shown(environment)} leads out of the model's folder: "
+            f"only a configuration in the repository may name another place than {MODEL_DIRECTORY}/..."
+        )
+
+
+def _is_below(path: str) -> bool:
+    head, _, below = path.partition("/")
+    return head == MODEL_DIRECTORY and ".." not in below.split("/") and MODEL_DIRECTORY not in below
 
 
 def _checked_path(key: str) -> str:

@@ -23,6 +23,7 @@ from conformance.table.repository import (
 from conformance.table.tensors import Infer
 from repositories import identity_config
 
+ENVIRONMENT = '{"parameters": {"EXECUTION_ENV_PATH": {"string_value": "%s"}}, "backend"'
 JSON_HAS_TYPES = "parameters of JSON have other types than those of gRPC"
 
 
@@ -56,6 +57,10 @@ def _overrides() -> Iterator[Case]:
             CONFIG.replace('{"backend"', '{"default_model_filename": "../x", "backend"'),
             "default_model_filename",
         ),
+        **{
+            f"with a Python at {path}": (CONFIG.replace('{"backend"', ENVIRONMENT % path), "EXECUTION_ENV_PATH")
+            for path in ("/tmp/env", "$$TRITON_MODEL_DIRECTORY/../env", "env", "$$TRITON_MODEL_DIRECTORYenv/x")
+        },
         "nested deep": ('{"parameters":' * 5000 + "1" + "}" * 5000, "nested"),
     }
     for name, (config, says) in bad.items():
