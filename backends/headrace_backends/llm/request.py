@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from headrace_backends.llm.logprobs import PromptLogprobs
 from headrace_backends.llm.sampling_params import SamplingParams
 
 _MASK = (1 << 64) - 1
@@ -42,6 +43,12 @@ class TextOutput(Protocol):
     def append(self, token_id: int, *, check_stop: bool) -> str | None:
         """Take the next token; return the stop string that it completed."""
 
+    def finish(self, *, check_stop: bool) -> str | None:
+        """Take the end of the tokens; return the stop string that it completed."""
+
+    def take(self, *, final: bool = False) -> str:
+        """Return the new text that is certain; with `final`, all that is left."""
+
 
 @dataclass(slots=True, eq=False)
 class GenerationRequest:
@@ -68,30 +75,34 @@ class GenerationRequest:
     """`params.bad_words` as tokens."""
     text: TextOutput | None = None
 
-    status: Status = Status.WAITING
-    max_tokens: int = 0
+    status: Status = field(default=Status.WAITING, init=False)
+    max_tokens: int = field(default=0, init=False)
     """Set at admission: what the request asked for, within the model's length."""
-    order: int = 0
+    order: int = field(default=0, init=False)
     """Set at admission: its place among all arrivals."""
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list, init=False)
     """Prompt and output."""
-    output_token_ids: list[int] = field(default_factory=list)
-    draft_token_ids: list[int] = field(default_factory=list)
+    output_token_ids: list[int] = field(default_factory=list, init=False)
+    draft_token_ids: list[int] = field(default_factory=list, init=False)
     """Guesses that the next step checks."""
-    num_computed_tokens: int = 0
-    num_cached_tokens: int = 0
+    num_computed_tokens: int = field(default=0, init=False)
+    num_cached_tokens: int = field(default=0, init=False)
     """Prompt tokens found in the prefix cache when it was first run."""
-    block_table: list[int] = field(default_factory=list)
+    block_table: list[int] = field(default_factory=list, init=False)
     """Append-only while the request runs."""
-    block_hashes: list[bytes] = field(default_factory=list)
-    num_preemptions: int = 0
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
+    block_hashes: list[bytes] = field(default_factory=list, init=False)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=lambda: [None], init=False)
+    """Of the prompt's tokens as far as computed, if asked for."""
+    num_preemptions: int = field(default=0, init=False)
+    suspect: bool = field(default=False, init=False)
+    """A step with it failed: it runs alone until it is known whether it was the cause."""
+    finish_reason: FinishReason | None = field(default=None, init=False)
+    stop_reason: int | str | None = field(default=None, init=False)
     """The stop token or the stop string; None for the end of the text."""
-    error: str | None = None
-    scheduled_ns: int | None = None
-    first_token_ns: int | None = None
-    finished_ns: int | None = None
+    error: str | None = field(default=None, init=False)
+    scheduled_ns: int | None = field(default=None, init=False)
+    first_token_ns: int | None = field(default=None, init=False)
+    finished_ns: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)

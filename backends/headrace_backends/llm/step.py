@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from headrace_backends.llm.output import PromptLogprobs, TokenLogprobs
+from headrace_backends.llm.logprobs import PromptLogprobs, TokenLogprobs
 from headrace_backends.llm.request import GenerationRequest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScheduledRequest:
-    """The tokens of one request that a step computes. Borrowed: request and block table are valid until the update."""
+    """The tokens of one request that a step computes. The request is borrowed: it is as it was until the update."""
 
     request: GenerationRequest
     start: int
@@ -28,7 +28,7 @@ class ScheduledRequest:
     num_sampled_rows: int
     """Of how many of the last tokens logits are needed and a token is sampled: 0 for a chunk that does not reach the end
     of what is known, else 1 + num_drafts."""
-    block_table: Sequence[int]
+    block_table: tuple[int, ...]
 
     @property
     def end(self) -> int:
@@ -47,14 +47,14 @@ class ScheduledRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SchedulerOutput:
-    """One step. Empty where nothing can run."""
+    """One step. Empty where nothing can run: then there is nothing to execute nor to update."""
 
     scheduled: tuple[ScheduledRequest, ...] = ()
     num_tokens: int = 0
     preempted_ids: tuple[str, ...] = ()
-    """Requests that lost their blocks since the step before."""
+    """Requests that lost their blocks since the last step that was not empty."""
     finished_ids: tuple[str, ...] = ()
-    """Requests that ended since the step before: state kept for them can go."""
+    """Requests that ended since the last step that was not empty: state kept for them goes before this step's begins, as an id may return."""
 
     def __bool__(self) -> bool:
         return bool(self.scheduled)
@@ -92,3 +92,20 @@ def verified(draft_token_ids: Sequence[int], sampled: Sequence[int]) -> list[int
         if sampled[at] != draft:
             return list(sampled[: at + 1])
     return list(sampled[: len(draft_token_ids) + 1])
+
+
+def contradiction(entry: ScheduledRequest, result: StepResult) -> str | None:
+    """Return how a result contradicts what was asked."""
+    count, rows = len(result.token_ids), entry.num_sampled_rows
+    if count > rows or bool(count) != bool(rows):
+        return f"the model gave {count} tokens for {rows} rows"
+    if tuple(result.token_ids[: count - 1]) != tuple(entry.draft_token_ids[: max(0, count - 1)]):
+        return "the model gave other tokens than the drafts that it accepted"
+    params = entry.request.params
+    if params.logprobs is not None and len(result.logprobs or ()) != count:
+        return f"the model gave {len(result.logprobs or ())} log probabilities for {count} tokens"
+    if params.prompt_logprobs is not None:
+        expected = max(0, min(entry.end + 1, entry.request.num_prompt_tokens) - entry.start - 1)
+        if len(result.prompt_logprobs) != expected:
+            return f"the model gave {len(result.prompt_logprobs)} log probabilities for {expected} tokens of the prompt"
+    return None

@@ -1,0 +1,145 @@
+"""The engine without its model: requests in, steps out, results in, text out. Pure; one thread owns it.
+
+    core.add(...); step = core.schedule(now); core.update(step, runner.execute(step), now) -> what to tell
+
+Knows no tensors, no client and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from headrace_backends.llm.admission import Refusal
+from headrace_backends.llm.detokenizer import Detokenizer, GenerationText, Tokenizer
+from headrace_backends.llm.ngram import Drafter
+from headrace_backends.llm.output import GenerationOutput
+from headrace_backends.llm.request import FinishReason, GenerationRequest, child_id, child_seed
+from headrace_backends.llm.scheduler import Progress, Scheduler
+from headrace_backends.llm.step import SchedulerOutput, StepResult
+from headrace_backends.llm.stop import StopStrings
+
+
+@dataclass(slots=True)
+class _Telling:
+    """What has been told of one generation."""
+
+    cumulative_logprob: float | None
+    prompt_logprobs_told: bool = False
+
+
+class EngineCore:
+    """A scheduler, and the text of its requests."""
+
+    def __init__(self, scheduler: Scheduler, tokenizer: Tokenizer, drafter: Drafter | None = None) -> None:
+        self.scheduler = scheduler
+        self._tokenizer = tokenizer
+        self._drafter = drafter
+        self._tellings: dict[str, _Telling] = {}
+
+    def __len__(self) -> int:
+        """Return how many generations wait or run."""
+        return len(self.scheduler)
+
+    def add(self, request: GenerationRequest) -> Refusal | None:
+        """Take a request and, for n > 1, its choices (`request.child_id` names them); all or none. Return why not."""
+        choices = [self._with_text(choice) for choice in choices_of(request)]
+        refused = self.scheduler.add(*choices)
+        if refused is None:
+            for choice in choices:
+                logprobs = choice.params.logprobs
+                self._tellings[choice.id] = _Telling(None if logprobs is None else 0.0)
+        return refused
+
+    def abort(self, request_id: str, now_ns: int, reason: FinishReason = FinishReason.ABORT) -> GenerationOutput | None:
+        """End one generation at any time; return its last output, or None if it is not there."""
+        request = self.scheduler.abort(request_id, now_ns, reason)
+        return None if request is None else self._output(Progress(request))
+
+    def schedule(self, now_ns: int) -> SchedulerOutput:
+        """Return the next step: to be answered by `update` or `fail`."""
+        return self.scheduler.schedule(now_ns)
+
+    def update(self, step: SchedulerOutput, results: Sequence[StepResult], now_ns: int) -> list[GenerationOutput]:
+        """Take a step's results; return what is new of each generation that has something new."""
+        outputs = self._outputs(self.scheduler.update(step, results, now_ns))
+        if self._drafter is not None:
+            self._draft(self._drafter)
+        return outputs
+
+    def fail(self, step: SchedulerOutput, message: str, now_ns: int) -> list[GenerationOutput]:
+        """Take that a step could not be computed; return the last outputs of those that end by it."""
+        return self._outputs(self.scheduler.fail(step, message, now_ns))
+
+    def check_integrity(self) -> None:
+        """Assert what must hold between any two calls."""
+        self.scheduler.check_integrity()
+        assert len(self._tellings) == len(self.scheduler)
+
+    def _with_text(self, request: GenerationRequest) -> GenerationRequest:
+        params = request.params
+        if params.detokenize:
+            detokenizer = Detokenizer(
+                self._tokenizer, request.prompt_token_ids, skip_special_tokens=params.skip_special_tokens
+            )
+            request.text = GenerationText(
+                detokenizer, StopStrings(params.stop, include=params.include_stop_str_in_output)
+            )
+        return request
+
+    def _draft(self, drafter: Drafter) -> None:
+        running = [request for request in self.scheduler.running if request.output_token_ids]
+        for request, guesses in zip(running, drafter.propose(running), strict=True):
+            self.scheduler.set_drafts(request, guesses)
+
+    def _outputs(self, progress: list[Progress]) -> list[GenerationOutput]:
+        return [
+            self._output(change)
+            for change in progress
+            if change.token_ids or change.request.finished or self._prompt_logprobs_due(change.request)
+        ]
+
+    def _prompt_logprobs_due(self, request: GenerationRequest) -> bool:
+        return (
+            request.params.prompt_logprobs is not None
+            and len(request.prompt_logprobs) == request.num_prompt_tokens
+            and not self._tellings[request.id].prompt_logprobs_told
+        )
+
+    def _output(self, change: Progress) -> GenerationOutput:
+        request = change.request
+        telling = self._tellings[request.id]
+        if telling.cumulative_logprob is not None:
+            telling.cumulative_logprob += sum(entry.chosen.logprob for entry in change.logprobs or ())
+        prompt_logprobs = None
+        if self._prompt_logprobs_due(request):
+            prompt_logprobs = tuple(request.prompt_logprobs)
+            telling.prompt_logprobs_told = True
+        if request.finished:
+            del self._tellings[request.id]
+            if self._drafter is not None:
+                self._drafter.forget(request.id)
+        return GenerationOutput(
+            request_id=request.id,
+            index=request.index,
+            text="" if request.text is None else request.text.take(final=request.finished),
+            token_ids=change.token_ids,
+            logprobs=change.logprobs,
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=request.finish_reason,
+            stop_reason=request.stop_reason,
+            error=request.error,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=request.num_cached_tokens,
+            num_output_tokens=request.num_output_tokens,
+            cumulative_logprob=telling.cumulative_logprob,
+        )
+
+
+def choices_of(request: GenerationRequest) -> list[GenerationRequest]:
+    """Return the request's n choices: the same prompt, a seed of its own each. The first is the request itself."""
+    others = [
+        replace(request, id=child_id(request.id, index), seed=child_seed(request.seed, index), index=index)
+        for index in range(1, request.params.n)
+    ]
+    return [request, *others]

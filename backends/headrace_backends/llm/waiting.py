@@ -1,0 +1,54 @@
+"""Requests that wait to be run, in order. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from enum import Enum
+
+from headrace_backends.llm.request import GenerationRequest
+
+
+class Policy(Enum):
+    """Who goes first; ties go to the earlier arrival. A preempted request keeps its place."""
+
+    FCFS = "fcfs"
+    PRIORITY = "priority"
+
+
+Key = tuple[int, int]
+
+
+def order_of(policy: Policy) -> Callable[[GenerationRequest], Key]:
+    """Return the key by which requests are served; the greatest is the first to be preempted."""
+    if policy is Policy.PRIORITY:
+        return lambda request: (request.priority, request.order)
+    return lambda request: (0, request.order)
+
+
+class WaitingQueue:
+    """Sorted; each request once. Keeps count of the tokens that wait."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._key = order_of(policy)
+        self._entries: list[tuple[Key, GenerationRequest]] = []
+        self.num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[GenerationRequest]:
+        return (request for _, request in self._entries)
+
+    def push(self, request: GenerationRequest) -> None:
+        insort(self._entries, (self._key(request), request))
+        self.num_tokens += request.num_tokens
+
+    def first(self) -> GenerationRequest | None:
+        return self._entries[0][1] if self._entries else None
+
+    def remove(self, request: GenerationRequest) -> None:
+        at = bisect_left(self._entries, (self._key(request),))
+        assert self._entries[at][1] is request, f"{request.id} does not wait"
+        del self._entries[at]
+        self.num_tokens -= request.num_tokens
