@@ -11,7 +11,8 @@ import pytest
 
 from clients import call, infer
 from harness import RunningServer, running
-from repositories import add_decoupled, add_identity
+from repositories import add_decoupled, add_identity, add_onnx
+from sequence_models import DIRECT, accumulator, accumulator_config, add, oldest
 
 ON = "--rate-limit=execution_count"
 TENSOR = ("INPUT0", "FP32", [1, 1], [1])
@@ -202,3 +203,22 @@ def test_passive_instances_are_loaded_and_take_no_request(tmp_path):
         with ThreadPoolExecutor(3) as pool:
             assert [status for status, _ in pool.map(lambda _: infer(server, "a", TENSOR), range(3))] == [200] * 3
         assert time.monotonic() - started >= 0.6
+
+
+@pytest.mark.parametrize("strategy", [DIRECT, oldest(4)], ids=["direct", "oldest"])
+def test_sequences_take_turns_with_other_models(tmp_path, strategy):
+    """Two instances of sequences and another model share one of a resource; every sum is right, and nobody waits for ever."""
+    limiter = 'rate_limiter { resources [ { name: "r" global: true count: 1 } ] }'
+    config = accumulator_config(strategy, instances=2).replace("kind: KIND_CPU", f"kind: KIND_CPU {limiter}")
+    add_onnx(tmp_path, "sums", accumulator, config=config)
+    add_identity(tmp_path, "other", extra=group(), execute_delay_ms="5")
+
+    def sum_up(sequence: int) -> list[tuple[int, object]]:
+        return [add(server, "sums", sequence, sequence, start=number == 0, end=number == 9) for number in range(10)]
+
+    with running(tmp_path, ON) as server, load_on(server, 2, "other", callers=2) as answers:
+        with ThreadPoolExecutor(6) as pool:
+            for sequence, sums in enumerate(pool.map(sum_up, range(1, 7)), 1):
+                assert sums == [(200, sequence * number) for number in range(1, 11)]
+        assert used(server) <= 1
+    assert answers["other"] > 10

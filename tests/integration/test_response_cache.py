@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -350,3 +351,26 @@ def test_what_depends_on_earlier_requests_is_not_kept(tmp_path):
             status, body = call(server, f"/v2/repository/models/{name}/load", {})
             assert status == 400
             assert text in body["error"]
+
+
+def test_a_hit_is_traced_without_an_execution(tmp_path):
+    add_identity(tmp_path / "models", "m", extra=CACHED)
+    traces = tmp_path / "traces"
+    flags = ("--trace-config=level=TIMESTAMPS", "--trace-config=rate=1", f"--trace-config=triton,file={traces}")
+    with running(tmp_path / "models", f"--cache-config=local,size={SIZE}", *flags) as server:
+        for name in ("miss", "hit"):
+            assert infer(server, "m", ("INPUT0", "FP32", [1, 1], [1]), id=name)[0] == 200
+    moments: dict[str, set[str]] = {}
+    ids: dict[int, str] = {}
+    for entry in json.loads(traces.read_text()):
+        if "request_id" in entry:
+            ids[entry["id"]] = entry["request_id"]
+        for moment in entry.get("timestamps", ()):
+            moments.setdefault(ids[entry["id"]], set()).add(moment["name"])
+    assert moments["miss"] - moments["hit"] == {
+        "COMPUTE_START",
+        "COMPUTE_INPUT_END",
+        "COMPUTE_OUTPUT_START",
+        "COMPUTE_END",
+    }
+    assert {"REQUEST_START", "QUEUE_START", "INFER_RESPONSE_COMPLETE", "REQUEST_END"} <= moments["hit"]

@@ -17,7 +17,8 @@ from headrace.repository.sources import ModelSource
 from headrace_protocol._generated import model_config_pb2 as pb
 
 _CHUNK: Final = 1 << 20
-_CONFIG_NAMES: Final = frozenset({"config.pbtxt", "configs"})
+_COMPILED: Final = "__pycache__"
+_PASSED_OVER: Final = frozenset({"config.pbtxt", "configs", _COMPILED})
 """Not looked at: the configuration that counts is given."""
 
 
@@ -40,7 +41,7 @@ def content_identity(config: ModelConfig, source: ModelSource, version: int) -> 
     shared = [
         path
         for path in source.directory.iterdir()
-        if path.name not in _CONFIG_NAMES and not (path.is_dir() and path.name.isdecimal())
+        if path.name not in _PASSED_OVER and not (path.is_dir() and path.name.isdecimal())
     ]
     for top in (*sorted(shared), source.versions[version]):
         for path in _files(top):
@@ -54,7 +55,7 @@ def _files(path: Path) -> Iterator[Path]:
     """Yield the files at and below `path`, in order. The registry has bounded their number and depth."""
     if path.is_file():
         yield path
-    elif path.is_dir() and path.name != "__pycache__":
+    elif path.is_dir() and path.name != _COMPILED:
         for below in sorted(path.iterdir()):
             yield from _files(below)
 
