@@ -40,8 +40,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 STEADY = np.ones((1, 3), np.float32)
 AT_ONCE_S = 2.0
 INT32 = {"INPUT0": "INT32 1"}, {"OUTPUT0": "INT32 1"}
-LARGE = 8 << 20
-"""Numbers; 32 MiB are more than a process may take that has reached its limit."""
+LARGE = 4 << 20
+"""Numbers, for which a model needs 256 MiB: more than a process may take that has reached its limit."""
 
 
 @pytest.fixture(scope="module")
