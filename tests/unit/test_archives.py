@@ -71,7 +71,8 @@ def test_files_come_out_in_their_folders(tmp_path: Path, make: Callable[..., Pat
 @pytest.mark.parametrize("make", [zipped, tarred])
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/x", "a\\..\\x", "a\nb", "..", "x" * 5000])
 def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, make: Callable[..., Path], name: str) -> None:
-    assert "member" in refused(make(tmp_path / "a", (name, b"")))
+    why = refused(make(tmp_path / "a", (name, b"")))
+    assert ("lies outside of the archive" if ".." in name.split("/") or name == "/x" else "not one of a file") in why
 
 
 @pytest.mark.parametrize("make", [zipped, tarred])
