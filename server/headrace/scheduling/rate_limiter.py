@@ -51,6 +51,8 @@ class RateLimiter:
         """`limits`: how many there are, by name in small letters and device; device None = of each device."""
         self._limits = dict(limits)
         self._claims: list[Claim] = []
+        self._neediest: dict[Place, int] = {}
+        """The most that any claim needs."""
         self._used: dict[Place, int] = {}
         self._time = 0
         """The tag of what began last."""
@@ -73,6 +75,7 @@ class RateLimiter:
         self._last_number += 1
         claim = Claim(self._last_number, wanted, max(1, priority), wants, wake)
         self._claims.append(claim)
+        self._note_needs()
         self.look()  # there may be more of something than before
         return claim
 
@@ -93,6 +96,7 @@ class RateLimiter:
         """Forget a claim, nothing of which runs any more."""
         assert not claim.running
         self._claims.remove(claim)
+        self._note_needs()
         self.look()
 
     def may_run(self, claim: Claim) -> bool:
@@ -127,14 +131,26 @@ class RateLimiter:
         self._wake()
 
     def _wake(self) -> None:
-        for claim in self._claims:
-            if claim.tag is not None and self._fits(claim):
+        """Go along the line and wake whoever may run, what those before it need being kept for them."""
+        kept = dict(self._used)
+        for _, _, claim in sorted((claim.tag, claim.number, claim) for claim in self._claims if claim.tag is not None):
+            if self._has_room(claim, kept):
                 claim.wake()
+            for place, count in claim.needs.items():
+                kept[place] = kept.get(place, 0) + count
+
+    def _has_room(self, claim: Claim, kept: Mapping[Place, int]) -> bool:
+        return all(kept.get(place, 0) + count <= self._limit(place) for place, count in claim.needs.items())
+
+    def _note_needs(self) -> None:
+        self._neediest = {}
+        for claim in self._claims:
+            for place, count in claim.needs.items():
+                self._neediest[place] = max(self._neediest.get(place, 0), count)
 
     def usage(self) -> list[tuple[Place, int, int]]:
         """Return each resource with how many of it are used, and how many there are."""
-        places = sorted({place for claim in self._claims for place in claim.needs})
-        return [(place, self._used.get(place, 0), self._limit(place)) for place in places]
+        return [(place, self._used.get(place, 0), self._limit(place)) for place in sorted(self._neediest)]
 
     def _line_up(self) -> bool:
         """Give a place in the line to those that have begun to want, and take it from those that do not any more.
@@ -160,13 +176,11 @@ class RateLimiter:
             if other is not claim and other.tag is not None and (other.tag, other.number) < place_in_line:
                 for place, count in other.needs.items():
                     kept[place] = kept.get(place, 0) + count
-        return all(kept.get(place, 0) + count <= self._limit(place) for place, count in claim.needs.items())
+        return self._has_room(claim, kept)
 
     def _limit(self, place: Place) -> int:
         given = self._limit_given(place)
-        if given is not None:
-            return given
-        return max((claim.needs.get(place, 0) for claim in self._claims), default=0)
+        return self._neediest.get(place, 0) if given is None else given
 
     def _limit_given(self, place: Place) -> int | None:
         name, device = place
