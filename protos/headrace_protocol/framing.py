@@ -7,7 +7,6 @@ datagram cannot carry.
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Sequence
 from typing import Any, Final, Generic, TypeVar
@@ -69,8 +68,7 @@ class Framer(Generic[T]):
         size = os.fstat(fd).st_size
         if not 0 < size <= MAX_FRAME:
             raise ProtocolError(f"a frame of {size} bytes")
-        with mmap.mmap(fd, size, access=mmap.ACCESS_READ) as mapped:
-            return self._decoder.decode(mapped)
+        return self._decoder.decode(os.pread(fd, size, 0))  # a mapping could be shortened under the reader
 
 
 def server_framer() -> Framer[ToServer]:

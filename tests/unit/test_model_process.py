@@ -9,18 +9,24 @@ import numpy as np
 import pytest
 
 from configs import model, tensor
+from headrace.clock import SystemClock
 from headrace.instances.model_process import ModelProcess, ProcessGoneError
 from headrace.instances.payload import Payload
 from headrace.instances.process import channel_pair
 from headrace.instances.regions import Region, RequestRegions, Slice
 from headrace.instances.signature import ModelSignature
+from headrace.observability.statistics import ModelStatistics
+from headrace.scheduling.driver import SchedulerDriver
+from headrace.scheduling.factory import make_scheduler
 from headrace.types import InferenceRequest, InputTensor, RegionRef
 from headrace_protocol.datatype import FP32
+from headrace_protocol.errors import ErrorCode
 from headrace_protocol.framing import backend_framer
 from headrace_protocol.messages import AttachRegion, DetachRegion, Execute
 from headrace_protocol.tensor import REGION
 
-SIGNATURE = ModelSignature(model([tensor("A", "FP32", 1)], [tensor("B", "FP32", 1)], 8), 1)
+CONFIG = model([tensor("A", "FP32", 1)], [tensor("B", "FP32", 1)], 8)
+SIGNATURE = ModelSignature(CONFIG, 1)
 
 
 class Child:
@@ -67,6 +73,29 @@ class Used:
     def close(self) -> None:
         self.prepared.regions.drop()
         self.region.drop()
+
+
+class OneProcess:
+    """A pool of one process."""
+
+    def __init__(self, process: ModelProcess) -> None:
+        self.process = process
+
+    def free_process(self) -> ModelProcess | None:
+        return self.process if self.process.free else None
+
+    def busy(self) -> int:
+        return self.process.busy
+
+
+def plain() -> InferenceRequest:
+    request = InferenceRequest("m", -1, SystemClock.now_ns())
+    request.inputs = [InputTensor("A", FP32, (1, 1), np.float32(1).tobytes())]
+    return request
+
+
+def driver_of(pool: OneProcess) -> SchedulerDriver:
+    return SchedulerDriver(make_scheduler(CONFIG), pool, SIGNATURE, ModelStatistics(), SystemClock())
 
 
 @pytest.fixture
@@ -123,10 +152,51 @@ async def test_a_batch_for_a_process_that_is_gone_is_given_back(process: ModelPr
     child.theirs.close()
     with pytest.raises(ProcessGoneError):
         process.execute(used.payload(), lambda *_: None)
-    assert child.killed
     assert not process.busy
+    assert not process.free
+    await asyncio.sleep(0)
+    assert child.killed
     used.close()
     assert used.region.fd == -1
+
+
+async def test_a_request_for_a_process_that_is_just_gone_waits_for_the_next(
+    process: ModelProcess, child: Child
+) -> None:
+    """It raised ValueError into whoever dispatched, and its client had no answer ever."""
+    outcomes = []
+    pool = OneProcess(process)
+    driver = driver_of(pool)
+    child.theirs.close()
+    driver.submit(SIGNATURE.prepare(plain()), outcomes.append)
+    await asyncio.sleep(0.01)
+    assert (child.killed, outcomes, driver.waiting) == (True, [], 1)
+    next_child = Child()
+    pool.process = ModelProcess(next_child, 1 << 16, lambda: None, lambda _: None, lambda *_: None)
+    pool.process.free = [0]
+    driver.kick()
+    await asyncio.sleep(0.01)
+    assert isinstance(next_child.frames()[0][0], Execute)
+    pool.process.abort("the test is over")
+    assert [outcome.code for outcome in outcomes] == [ErrorCode.UNAVAILABLE]
+    next_child.theirs.close()
+
+
+async def test_a_batch_for_whose_message_there_is_no_descriptor_fails_and_its_instance_stays_free(
+    process: ModelProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(*_: object) -> int:
+        raise OSError(24, "too many open files")
+
+    outcomes = []
+    driver = driver_of(OneProcess(process))
+    request = plain()
+    request.parameters = {"long": "x" * (1 << 17)}
+    monkeypatch.setattr("headrace_protocol.framing.os.memfd_create", none_left)
+    driver.submit(SIGNATURE.prepare(request), outcomes.append)
+    await asyncio.sleep(0.01)
+    assert [outcome.code for outcome in outcomes] == [ErrorCode.UNAVAILABLE]
+    assert (process.free, process.busy) == ([0], 0)
 
 
 async def test_a_closed_region_is_taken_back_from_a_process_that_had_it(process: ModelProcess, child: Child) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 
 import numpy as np
@@ -88,15 +89,46 @@ def test_an_error_for_one_request_leaves_the_others_their_rows() -> None:
     arena.close()
 
 
+def spilled(seals: int) -> int:
+    fd = os.memfd_create("spill", os.MFD_ALLOW_SEALING)
+    os.write(fd, rows(7).tobytes())
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    return fd
+
+
 def test_outputs_in_a_descriptor_of_the_backend_are_read_from_there() -> None:
     arena = Arena.create(1 << 16)
     payload = Payload(SIGNATURE, [prepare(SIGNATURE, rows(1))])
     payload.gather(arena, 1, 0)
-    fd = os.memfd_create("spill")
-    os.write(fd, rows(7).tobytes())
+    fd = spilled(fcntl.F_SEAL_SHRINK)
     (result,) = payload.scatter([Tensor("A2", "FP32", (1, 2), TensorRef(0, 8, 0))], [], [fd])
     os.close(fd)
     assert np.frombuffer(result.outputs[0].data, np.float32).tolist() == [7, 7]
+    arena.close()
+
+
+def test_a_descriptor_that_the_backend_could_still_shorten_is_not_read() -> None:
+    arena = Arena.create(1 << 16)
+    payload = Payload(SIGNATURE, [prepare(SIGNATURE, rows(1))])
+    payload.gather(arena, 1, 0)
+    fd = spilled(fcntl.F_SEAL_GROW)
+    (result,) = payload.scatter([Tensor("A2", "FP32", (1, 2), TensorRef(0, 8, 0))], [], [fd])
+    os.close(fd)
+    assert isinstance(result, InferError)
+    assert "not sealed" in result.message
+    arena.close()
+
+
+def test_an_answer_to_a_request_that_there_is_not_leaves_nothing_of_the_frame_behind() -> None:
+    arena = Arena.create(1 << 16)
+    for give in ("scatter", "stream"):
+        payload = Payload(SIGNATURE, [prepare(SIGNATURE, rows(1))])
+        output = echo(payload.gather(arena, 1, 0))
+        answers = [Response(1, (output,)), Response(0, (output,))]
+        with pytest.raises(InferError, match="request 1 of a batch of 1"):
+            payload.scatter([output], answers, []) if give == "scatter" else list(payload.stream(answers, []))
+        payload.release()
+        assert not arena.ranges.allocated_bytes
     arena.close()
 
 

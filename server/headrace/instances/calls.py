@@ -7,8 +7,6 @@ error in the answer. Knows nothing of sockets.
 
 from __future__ import annotations
 
-import fcntl
-import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
@@ -16,7 +14,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from headrace.clock import Clock
-from headrace.instances.frame import nonsense
+from headrace.instances.frame import map_sealed, nonsense
 from headrace.instances.waiting import WaitGraph
 from headrace.planes import Cancellable, Outcome
 from headrace.types import MAX_RANK, InferenceRequest, InferenceResponse, InputTensor, RequestedOutput
@@ -268,12 +266,7 @@ class SealedMemory:
 
     def _map(self) -> memoryview:
         try:
-            descriptor = self._descriptors[0]
-            # One that its sender could still shorten would end this process when it is read.
-            if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-                raise nonsense("a descriptor that is not sealed")
-            size = os.fstat(descriptor).st_size
-            return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)) if size else memoryview(b"")
+            return map_sealed(self._descriptors[0])
         except (IndexError, OSError, ValueError) as error:
             raise nonsense(f"a descriptor that cannot be mapped: {error}") from error
 

@@ -52,12 +52,21 @@ class BackendChannel:
         self._loop.add_reader(sock.fileno(), self._readable)
 
     @property
+    def closed(self) -> bool:
+        """Whether nothing is sent any more."""
+        return self._closed
+
+    @property
     def drained(self) -> bool:
         """Whether no frame waits for the other side to read."""
         return not self._outgoing
 
     def send(self, messages: Sequence[ToBackend], descriptors: Sequence[int] = ()) -> None:
-        """Send one frame; the descriptors are duplicated into it and stay the caller's."""
+        """Send one frame; the descriptors are duplicated into it and stay the caller's.
+
+        Where the other side is gone it is `closed` then, and the notice comes later: never while somebody sends. Raises
+        OSError where descriptors run out; nothing was sent then.
+        """
         if self._closed:
             return
         frame, spilled = self._framer.encode(messages)
@@ -68,14 +77,18 @@ class BackendChannel:
             except BlockingIOError:
                 pass
             except OSError as error:
-                self._fail(f"cannot send to the backend process: {error}")
+                self._fail_later(f"cannot send to the backend process: {error}")
                 return
-        held = [os.dup(descriptor) for descriptor in descriptors]
-        if spilled >= 0:
-            held.insert(0, spilled)
+        held = [] if spilled < 0 else [spilled]
+        try:
+            for descriptor in descriptors:
+                held.append(os.dup(descriptor))  # noqa: PERF401 - those made before one that fails have to be closed
+        except OSError:
+            _close_all(held)
+            raise
         if len(self._outgoing) >= MAX_QUEUED_FRAMES:
             _close_all(held)
-            self._fail(f"the backend process left {MAX_QUEUED_FRAMES} frames unread")
+            self._fail_later(f"the backend process left {MAX_QUEUED_FRAMES} frames unread")
             return
         self._outgoing.append((frame, held))
         if self._retry is None:
@@ -94,7 +107,7 @@ class BackendChannel:
                     self._loop.remove_writer(self._socket.fileno())
                     self._retry = self._loop.call_later(RETRY_S, self._writable)
                     return
-                self._fail(f"cannot send to the backend process: {error}")
+                self._fail_later(f"cannot send to the backend process: {error}")
                 return
             self._outgoing.popleft()
             _close_all(held)
@@ -146,6 +159,11 @@ class BackendChannel:
         if not self._closed:
             self.close()
             self._on_closed(reason)
+
+    def _fail_later(self, reason: str) -> None:
+        """Close now, and tell the owner once whoever sends has come to an end with it."""
+        self.close()
+        self._loop.call_soon(self._on_closed, reason)
 
     def close(self) -> None:
         """Close without notice. Idempotent."""

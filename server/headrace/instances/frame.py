@@ -5,6 +5,7 @@ A backend is not trusted: what it says of a tensor may be nonsense, which is an 
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import struct
@@ -72,12 +73,17 @@ class Frame:
             self._mapped = {}
         whole = self._mapped.get(source)
         if whole is None:
-            whole = self._mapped[source] = _map(self._descriptors[source])
+            whole = self._mapped[source] = map_sealed(self._descriptors[source])
         return whole
 
 
-def _map(descriptor: int) -> memoryview:
-    """Map a spill descriptor whole. The mapping lives as long as a view of it does."""
+def map_sealed(descriptor: int) -> memoryview:
+    """Map what a backend sent whole, for as long as a view of it lives. Raises OSError, ValueError; INTERNAL if unsealed.
+
+    One that its sender could still shorten would end this process when it is read.
+    """
+    if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+        raise nonsense("the backend sent a descriptor that is not sealed")
     size = os.fstat(descriptor).st_size
     return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)) if size else memoryview(b"")
 

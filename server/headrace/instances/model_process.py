@@ -20,13 +20,14 @@ from headrace.instances.regions import Attachments
 from headrace.instances.services import ModelServices
 from headrace.types import InferenceResponse
 from headrace_protocol.arena import Arena
-from headrace_protocol.errors import ErrorCode, FailureReason, InferError
+from headrace_protocol.errors import ErrorCode, FailureReason, InferError, unavailable
 from headrace_protocol.framing import server_framer
 from headrace_protocol.messages import (
     BatchDone,
     Cancel,
     EndSequences,
     Error,
+    Execute,
     Finalize,
     Flow,
     Initialize,
@@ -121,7 +122,11 @@ class ModelProcess:
 
     async def initialize(self, message: Initialize, timeout_s: float) -> Ready:
         """Load the model. Raises InferError with the backend's reason; the process is ended then."""
-        self._channel.send([message], [self._arena.fd])
+        try:
+            self._channel.send([message], [self._arena.fd])
+        except OSError as error:
+            self.kill()
+            raise unavailable(f"a backend process cannot be given its memory: {error.strerror}") from None
         try:
             async with asyncio.timeout(timeout_s):
                 ready = await self._ready
@@ -148,26 +153,37 @@ class ModelProcess:
     def execute(
         self, payload: Payload, on_done: OnDone, on_response: OnResponse | None = None, instance: int | None = None
     ) -> int:
-        """Run a batch in a free instance, or in `instance`, which is free; return its number. Raises as Payload.gather, or ProcessGoneError.
+        """Run a batch in a free instance, or in `instance`, which is free; return its number.
 
-        Nothing is taken then. With `on_response` (decoupled models) every response is told by that, and `on_done` gets no
-        results.
+        Raises as Payload.gather, ProcessGoneError, and UNAVAILABLE where descriptors have run out; nothing is taken then.
+        With `on_response` (decoupled models) every response is told by that, and `on_done` gets no results.
         """
+        if self._over:
+            raise ProcessGoneError
         batch = self._next_batch
         if instance is None:
             instance = self.free[-1]
         if payload.in_place is not None:
             self._give_regions(payload)
-            if self._over:
-                raise ProcessGoneError
-        command = payload.gather(self._arena, batch, instance)
+        self._send_batch(payload, payload.gather(self._arena, batch, instance))
         self.free.remove(instance)
         self._next_batch = batch + 1
         self._running[batch] = _Running(payload, instance, on_done, on_response)
         if self.gate is not None:
             self.gate.enter()
-        self._channel.send([command])
         return batch
+
+    def _send_batch(self, payload: Payload, command: Execute) -> None:
+        channel = self._channel
+        try:
+            channel.send([command])
+        except OSError as error:
+            payload.release()
+            raise unavailable(f"the batch cannot be handed to its backend process: {error.strerror}") from None
+        if channel.closed:
+            self.free = []
+            payload.release()
+            raise ProcessGoneError
 
     def _give_regions(self, payload: Payload) -> None:
         assert payload.in_place is not None

@@ -8,7 +8,7 @@ batch; otherwise they are copied, as those that came over the wire are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from headrace.instances.frame import Frame, nonsense, string_row_ends
@@ -195,14 +195,15 @@ class Payload:
     ) -> list[InferenceResponse | InferError | None]:
         """Return what each request gets, in order; None where the backend said nothing about it.
 
-        `descriptors` came with the frame and stay the caller's to close.
+        `descriptors` came with the frame and stay the caller's to close. Raises INTERNAL for a request that there is not.
         """
+        for response in responses:
+            self._check_index(response)
         results: list[InferenceResponse | InferError | None] = [None] * len(self.requests)
         frame = Frame(self._arena, descriptors, self.in_place)
         if batched is not None:
             self._scatter_batched(batched, frame, results)
         for response in responses:
-            self._check_index(response)
             previous = results[response.request]
             if isinstance(previous, InferenceResponse):
                 previous.release()
@@ -211,18 +212,17 @@ class Payload:
 
     def stream(
         self, responses: Sequence[Response], descriptors: Sequence[int]
-    ) -> list[tuple[int, InferenceResponse | InferError, bool]]:
-        """Return the responses that one frame of a decoupled model brought, each with the index of its request.
+    ) -> Iterator[tuple[int, InferenceResponse | InferError, bool]]:
+        """Yield the responses that one frame of a decoupled model brought, each with the index of its request.
 
-        And whether the backend sends no more to it: an error may also be ours, about a response that is no good.
+        And whether the backend sends no more to it: an error may also be ours, about a response that is no good. Raises
+        INTERNAL for a request that there is not.
         """
         frame = Frame(self._arena, descriptors, self.in_place)
-        results = []
         for response in responses:
             self._check_index(response)
             last = response.final or response.error is not None
-            results.append((response.request, self._streamed(response, frame), last))
-        return results
+            yield response.request, self._streamed(response, frame), last
 
     def _check_index(self, response: Response) -> None:
         if not 0 <= response.request < len(self.requests):

@@ -143,6 +143,8 @@ class _Execution:
             return ["the backend process has ended"]
         except UnreadableInputError as error:
             return [error.error.message]
+        except InferError as error:
+            return [error.message]
         await self._over
         return self.errors
 

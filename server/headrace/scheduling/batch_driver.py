@@ -131,6 +131,11 @@ class BatchDriver(ABC):
         """Complete a request that may be the one whose `submit` is on the stack: not before that returns."""
         self._loop.call_soon(self._finish, pending, error)
 
+    def _fail_soon(self, pendings: list[Pending], error: InferError) -> None:
+        self._statistics.pending -= len(pendings)
+        for pending in pendings:
+            self._finish_soon(pending, error.with_traceback(None))
+
     def _run(self, process: ModelProcess, batch: list[QueuedRequest], now: int, instance: int | None = None) -> bool:
         """Have a batch run in a free instance of the process, in that one where it is given.
 
@@ -148,9 +153,10 @@ class BatchDriver(ABC):
                 half = len(batch) // 2
                 self._stalled = [*batch[half:], *(self._stalled or ())]
                 return self._run(process, batch[:half], now)
-            self._statistics.pending -= len(batch)
-            for pending in pendings:
-                self._finish_soon(pending, unavailable(f"the tensors do not fit into the model's arena: {error}"))
+            self._fail_soon(pendings, unavailable(f"the tensors do not fit into the model's arena: {error}"))
+            return True
+        except InferError as error:
+            self._fail_soon(pendings, error)
             return True
         except ProcessGoneError:
             self._stalled = [*batch, *(self._stalled or ())]
