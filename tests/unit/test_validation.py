@@ -191,14 +191,8 @@ def test_a_draft_is_still_checked_for_what_it_says():
 
 
 NOT_SERVED = {
-    "ensemble_scheduling": "ensemble_scheduling { }",
-    "response_cache.enable": "response_cache { enable: true }",
-    "model_warmup": "model_warmup { name: 'w' }",
-    "model_transaction_policy.decoupled": "model_transaction_policy { decoupled: true }",
     "model_repository_agents": "model_repository_agents { agents { name: 'checksum' } }",
     "model_operations.op_library_filename": "model_operations { op_library_filename: 'l.so' }",
-    "instance_group[].rate_limiter": "instance_group { rate_limiter { priority: 1 } }",
-    "instance_group[].passive": "instance_group { passive: true }",
     "instance_group[].secondary_devices": "instance_group { secondary_devices { device_id: 1 } }",
 }
 

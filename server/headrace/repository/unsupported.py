@@ -15,7 +15,7 @@ from headrace_protocol._generated import model_config_pb2 as pb
 
 UNSUPPORTED: Final = {
     "model_repository_agents": "repository agents are not supported yet",
-    "model_operations.op_library_filename": "custom operator libraries are not loaded yet",
+    "model_operations.op_library_filename": "only the backend 'onnxruntime' loads custom operators",
     "instance_group[].secondary_devices": "only the backend 'tensorrt' uses a second device, a DLA core",
 }
 """A field that is set -> why the model cannot be served as its author means it."""
@@ -33,6 +33,7 @@ IGNORED: Final = {
 USED_BY: Final = {
     "cc_model_filenames": frozenset({TENSORRT}),
     "instance_group[].secondary_devices": frozenset({TENSORRT}),
+    "model_operations.op_library_filename": frozenset({"onnxruntime"}),
     "optimization.cuda": frozenset({TENSORRT}),
     "optimization.priority": frozenset({TENSORRT}),
     "runtime": frozenset({"pytorch"}),
