@@ -352,3 +352,32 @@ def test_a_descriptor_that_could_shrink_is_nonsense(desk: Desk) -> None:
 @pytest.mark.parametrize("more", [{"timeout_us": -1}, {"priority": -1}])
 def test_a_number_below_its_least_is_nonsense(desk: Desk, more: dict[str, int]) -> None:
     nonsense(lambda: desk.begin(**more))
+
+
+def test_calls_that_a_process_begins_and_drops_without_reading_leave_nothing_behind(desk: Desk) -> None:
+    desk.process.reading = False
+    for number in range(3):
+        asked = desk.begin(number)
+        assert asked is not None
+        asked.tell(desk.released.response())
+        desk.calls.cancel(CancelCall(number))
+        assert desk.released.count == number + 1
+    for number in range(MAX_CALLS + 5):
+        desk.begin(number)
+    assert [response.error.code for response in desk.process.sent if response.error] == ["UNAVAILABLE"] * 5
+
+
+def test_a_stream_whose_response_cannot_be_handed_over_ends(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stayed under way, with responses that nobody would ever read."""
+
+    def none_left(*_: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    asked = desk.begin(decoupled=True)
+    assert asked is not None
+    monkeypatch.setattr("headrace.instances.calls.os.memfd_create", none_left)
+    asked.tell(desk.released.response(bytes(1 << 20), final=False))
+    answered = desk.answered()
+    assert answered.final
+    assert answered.error is not None
+    assert (answered.error.code, asked.cancelled, desk.released.count) == ("UNAVAILABLE", 1, 1)

@@ -102,10 +102,12 @@ class ProcessCalls:
         if message.number in self._calls:
             raise nonsense(f"call {message.number} was begun twice")
         request = _request(message, descriptors, self._clock.now_ns())
+        if len(self._calls) >= MAX_CALLS:
+            refusal = unavailable(f"{MAX_CALLS} calls of this process to other models are under way already")
+            self._caller.send([_failed(message.number, refusal)])
+            return
         call = _CallUnderWay(message.number)
         try:
-            if len(self._calls) >= MAX_CALLS:
-                raise unavailable(f"{MAX_CALLS} calls of this process to other models are under way already")
             if self.plane is None:
                 raise unavailable("there are no other models here")
             if message.batch and self._caller.executes(message.batch):
@@ -137,30 +139,35 @@ class ProcessCalls:
         """Send what waits, as far as the process reads."""
         while self._outbox and self._caller.reading:
             call, outcome = self._outbox.popleft()
-            if call.cancelled:
-                _release(outcome)
-                continue
-            message, descriptor = _encode(call.number, outcome)
+            message = self._send(call.number, outcome)
             if message.final:
                 self._calls.pop(call.number, None)
-                self._end(call)
+                self._drop(call)  # more may come still where this response could not be handed over
                 _release(outcome)
             elif isinstance(outcome, InferenceResponse):
                 call.unread.append(outcome)
-            try:
-                self._caller.send([message], [descriptor] if descriptor >= 0 else ())
-            finally:
-                if descriptor >= 0:
-                    os.close(descriptor)
+
+    def _send(self, number: int, outcome: Outcome) -> CallResponse:
+        """Send an outcome, or why it cannot be sent; return the message."""
+        message, descriptor = _encode(number, outcome)
+        try:
+            self._caller.send([message], [descriptor] if descriptor >= 0 else ())
+        except OSError as error:
+            message = _failed(number, _not_handed_over(error))
+            self._caller.send([message])
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+        return message
 
     def close(self) -> None:
         """End every call: the process is gone. Idempotent."""
+        while self._outbox:
+            _release(self._outbox.popleft()[1])
         calls = list(self._calls.values())
         self._calls.clear()
         for call in calls:
             self._drop(call)
-        while self._outbox:
-            _release(self._outbox.popleft()[1])
 
     def _wait(self, call: _CallUnderWay, message: Call, plane: CallPlane) -> None:
         """Note that a batch waits for this call. Raises UNAVAILABLE where it would wait for ever."""
@@ -191,12 +198,15 @@ class ProcessCalls:
         pending, call.pending = call.pending, None
         if pending is not None:
             pending.cancel()
-        self._end(call)
-
-    def _end(self, call: _CallUnderWay) -> None:
         self._stop_waiting(call)
         while call.unread:
             call.unread.popleft().release()
+        for _ in range(len(self._outbox)):
+            other, outcome = self._outbox.popleft()
+            if other is call:
+                _release(outcome)
+            else:
+                self._outbox.append((other, outcome))
 
     def _stop_waiting(self, call: _CallUnderWay) -> None:
         waits, call.waits = call.waits, None
@@ -277,7 +287,7 @@ class SealedMemory:
 def _encode(number: int, outcome: Outcome) -> tuple[CallResponse, int]:
     """Return the message, and the descriptor that goes with it (the caller closes it), or -1."""
     if isinstance(outcome, InferError):
-        return CallResponse(number, error=Error(outcome.code.value, outcome.message)), -1
+        return _failed(number, outcome), -1
     total = sum(len(output.data) for output in outcome.outputs)
     descriptor, tensors, position = -1, [], 0
     try:
@@ -295,10 +305,17 @@ def _encode(number: int, outcome: Outcome) -> tuple[CallResponse, int]:
     except OSError as error:
         if descriptor >= 0:
             os.close(descriptor)
-        failure = unavailable(f"the response cannot be handed to the caller: {error}")
-        return CallResponse(number, error=Error(failure.code.value, failure.message)), -1
+        return _failed(number, _not_handed_over(error)), -1
     parameters = outcome.parameters or None
     return CallResponse(number, tuple(tensors), None, parameters, outcome.final, outcome.empty), descriptor
+
+
+def _failed(number: int, error: InferError) -> CallResponse:
+    return CallResponse(number, error=Error(error.code.value, error.message))
+
+
+def _not_handed_over(error: OSError) -> InferError:
+    return unavailable(f"the response cannot be handed to the caller: {error.strerror}")
 
 
 def _write(descriptor: int, data: Buffer, position: int) -> None:
