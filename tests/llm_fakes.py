@@ -85,23 +85,40 @@ class PagedRunner:
         self.fail_next = False
         written: set[int] = set()
         for entry in step.scheduled:
-            for at, (slot, token) in enumerate(zip(entry.slots(self.block_size), entry.token_ids, strict=True)):
+            for at, (slot, token) in enumerate(
+                zip(entry.slots(self.block_size), entry.token_ids, strict=True), entry.start
+            ):
                 assert slot >= self.block_size, "the null block is nobody's"
                 assert slot not in written, "two tokens went to one slot"
                 written.add(slot)
-                self.memory[slot] = (-1, -1) if failing else (entry.start + at, token)
+                self.memory[slot] = (-1, -1) if failing else (token, self._state(entry, at, token))
         if failing:
             raise RuntimeError("the model broke")
         self.num_steps += 1
         self.num_tokens += len(written)
         return [self._result(entry) for entry in step.scheduled]
 
+    def _held(self, entry: ScheduledRequest, at: int) -> tuple[int, int]:
+        held = self.memory[entry.block_table[at // self.block_size] * self.block_size + at % self.block_size]
+        assert held is not None, f"the slot of position {at} was never written"
+        return held
+
+    def _state(self, entry: ScheduledRequest, at: int, token: int) -> int:
+        """As K and V do, what is written of a token depends on all before it; and on who may share it."""
+        before = (
+            self._held(entry, at - 1)[1]
+            if at
+            else zlib.crc32(f"{entry.request.cache_salt}{entry.request.lora}".encode())
+        )
+        return zlib.crc32(bytes([token]), before)
+
     def prefix(self, entry: ScheduledRequest, end: int) -> list[int]:
+        """Read the tokens back, and that each was written after the ones before it."""
         tokens = []
         for at in range(end):
-            held = self.memory[entry.block_table[at // self.block_size] * self.block_size + at % self.block_size]
-            assert held is not None and held[0] == at, f"slot of position {at} holds {held}"
-            tokens.append(held[1])
+            token, state = self._held(entry, at)
+            assert state == self._state(entry, at, token), f"position {at} belongs to another prefix"
+            tokens.append(token)
         return tokens
 
     def _result(self, entry: ScheduledRequest) -> StepResult:

@@ -17,8 +17,11 @@ from headrace_backends.llm.scheduler import Scheduler
 from headrace_backends.llm.waiting import Policy
 from llm_fakes import EOS, VOCAB, ByteTokenizer, Guesser, PagedRunner, expected
 
-PROMPTS = st.lists(st.integers(0, VOCAB - 1), max_size=14).map(lambda tokens: [*tokens, 0]) | st.integers(1, 16).map(
-    lambda length: [0, 1, 2, 0, 1, 3, 4, 0, 1, 2, 2, 1, 0, 4, 5, 0][:length]
+SHARED = [0, 1, 2, 0, 1, 3, 4, 0, 1, 2, 2, 1, 0, 4, 5, 0]
+PROMPTS = st.one_of(
+    st.lists(st.integers(0, VOCAB - 1), max_size=14),
+    st.integers(1, len(SHARED)).map(lambda length: SHARED[:length]),
+    st.sampled_from([SHARED, [*SHARED, 6, 7, 8]]),
 ).map(lambda tokens: [*tokens, 0])
 STOPS = st.lists(st.sampled_from(["a", "ab", "b a", "é", "€a", "bab", " c"]), max_size=3, unique=True).map(tuple)
 PARAMS = st.builds(
@@ -32,15 +35,15 @@ PARAMS = st.builds(
     min_tokens=st.integers(0, 4),
     max_tokens=st.none() | st.integers(0, 12),
     logprobs=st.none() | st.just(0),
-    prompt_logprobs=st.none() | st.just(0),
-    skip_reading_prefix_cache=st.booleans(),
+    prompt_logprobs=st.sampled_from([None, None, None, 0]),
+    skip_reading_prefix_cache=st.sampled_from([False, False, False, True]),
 )
 
 
 @st.composite
 def engines(draw: st.DrawFn) -> tuple[EngineCore, PagedRunner]:
     block_size = draw(st.integers(1, 5))
-    max_model_len = draw(st.integers(2, 24))
+    max_model_len = draw(st.sampled_from([40, 30, 24, 20]) | st.integers(2, 40))
     least = -(-max_model_len // block_size) + 1
     max_num_seqs = draw(st.integers(1, 5))
     chunked = draw(st.booleans())
@@ -58,7 +61,7 @@ def engines(draw: st.DrawFn) -> tuple[EngineCore, PagedRunner]:
         vocab_size=VOCAB,
     )
     num_blocks = draw(st.integers(least, least + 12))
-    blocks = BlockManager(num_blocks, block_size, prefix_caching=draw(st.booleans()))
+    blocks = BlockManager(num_blocks, block_size, prefix_caching=draw(st.sampled_from([True, True, False])))
     drafter = draw(
         st.sampled_from([None, NgramDrafter(NgramConfig(3, 1, 3)), Guesser(1.0, 3), Guesser(0.6, 4), Guesser(0.0, 2)])
     )
@@ -95,7 +98,7 @@ class Engine(RuleBasedStateMachine):
         params=PARAMS,
         seed=st.integers(0, 3),
         priority=st.integers(-1, 1),
-        salt=st.sampled_from([None, "x"]),
+        salt=st.sampled_from([None, None, "x"]),
     )
     def add(self, prompt: list[int], params: SamplingParams, seed: int, priority: int, salt: str | None) -> None:
         self.made += 1
@@ -138,16 +141,13 @@ class Engine(RuleBasedStateMachine):
         assert self.core.abort(name, self.now) is None
 
     @precondition(lambda self: self.live())
-    @rule(data=st.data())
-    def break_one(self, data: st.DataObject) -> None:
-        self.runner.broken.add(data.draw(st.sampled_from(self.live())))
+    @rule(data=st.data(), poisoned=st.booleans())
+    def break_one(self, data: st.DataObject, poisoned: bool) -> None:
+        """One whose rows fail, or one with which no step can be computed."""
+        broken = self.runner.poisoned if poisoned else self.runner.broken
+        broken.add(data.draw(st.sampled_from(self.live())))
 
-    @precondition(lambda self: self.live())
-    @rule(data=st.data())
-    def poison(self, data: st.DataObject) -> None:
-        self.runner.poisoned.add(data.draw(st.sampled_from(self.live())))
-
-    @rule(fails=st.booleans(), aborts=st.lists(st.integers(0, 9), max_size=2))
+    @rule(fails=st.booleans(), aborts=st.just([]) | st.lists(st.integers(0, 9), max_size=2))
     def step(self, fails: bool = False, aborts: list[int] = ()) -> None:
         self.now += 1
         step = self.core.schedule(self.now)

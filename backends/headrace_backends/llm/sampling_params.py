@@ -1,11 +1,12 @@
 """How a request wants its tokens chosen: the names, defaults and ranges that vLLM's users know. Pure.
 
-Knows no model and no tokenizer: what depends on them (vocabulary, what is supported) is told to `parse`.
+Knows no model and no tokenizer; `parsing` reads them from what a client sent.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -13,16 +14,6 @@ GREEDY_BELOW = 1e-5
 """A lower temperature takes the most likely token."""
 LOWEST_TEMPERATURE = 0.01
 """Temperatures that are not greedy are raised to this."""
-
-
-class Problem(NamedTuple):
-    """Something wrong with one parameter."""
-
-    field: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.field}: {self.text}"
 
 
 class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +26,7 @@ class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request asks of the sampler and of the ends of its text. Made by `parse`, or by code that keeps the ranges."""
+    """What one request asks of the sampler and of the ends of its text. Made by `parsing.parse`, or by code that keeps its ranges."""
 
     n: int = 1
     temperature: float = 1.0
@@ -77,3 +68,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
+
+
+def truncated(prompt: Sequence[int], params: SamplingParams, max_model_len: int) -> Sequence[int]:
+    """Return the part of a prompt that `truncate_prompt_tokens` keeps; -1 leaves room for one token, if one is wanted."""
+    keep = params.truncate_prompt_tokens
+    if keep is None:
+        return prompt
+    if keep < 0:
+        keep = max_model_len - (params.max_tokens != 0)
+    if len(prompt) <= keep:
+        return prompt
+    return prompt[len(prompt) - keep :] if params.truncation_side == "left" else prompt[:keep]
