@@ -95,8 +95,8 @@ def test_instances_come_and_go_without_a_failure_and_statistics_go_on(tmp_path, 
         assert failed == []
         wait_for_end(first)
         assert len(pids(server)) == 1
-        assert answered > 10
-        assert successes(server) >= answered - 6
+        assert answered >= 6
+        assert successes(server) == answered
         (group,) = call(server, "/v2/models/m/config")[1]["instance_group"]
         assert (group["count"], group["host_policy"]) == (1, "z")
         server.wait_for_log("0 processes go on, 1 are new")
