@@ -85,6 +85,8 @@ class EngineCore:
             request.text = GenerationText(
                 detokenizer, StopStrings(params.stop, include=params.include_stop_str_in_output)
             )
+        if params.bad_words and not request.bad_word_ids:
+            request.bad_word_ids = bad_word_ids(params.bad_words, self._tokenizer)
         return request
 
     def _draft(self, drafter: Drafter) -> None:
@@ -143,3 +145,10 @@ def choices_of(request: GenerationRequest) -> list[GenerationRequest]:
         for index in range(1, request.params.n)
     ]
     return [request, *others]
+
+
+def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Return each word as tokens, as it begins a text and as it follows a space."""
+    spellings = (spelling for word in words for spelling in (word, f" {word.lstrip()}"))
+    encoded = (tuple(tokenizer.encode(spelling)) for spelling in spellings)
+    return tuple(dict.fromkeys(tokens for tokens in encoded if tokens))
