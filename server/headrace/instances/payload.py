@@ -97,25 +97,22 @@ class Payload:
         if self.signature.unlike is not None:
             self._layouts = self.signature.unlike.layouts(requests, self.rows, in_place=self.in_place is not None)
         layouts = self._layouts
+        alone = len(requests) == 1
         sizes = []
         total = 0
         for index, tensor in enumerate(first.inputs):
-            if tensor is None or tensor.name in in_place:
+            if tensor is None or (in_place and tensor.name in in_place):
                 sizes.append(0)
                 continue
-            if index in layouts:
+            if layouts and index in layouts:
                 nbytes = layouts[index].nbytes
-                sizes.append(nbytes)
-                total += (nbytes + ALIGNMENT - 1) & -ALIGNMENT
-                continue
-            nbytes = len(tensor.data) if tensor.region is None else tensor.region.nbytes
-            for request in requests[1:]:
-                other = request.inputs[index]
-                assert other is not None
-                nbytes += len(other.data) if other.region is None else other.region.nbytes
+            else:
+                nbytes = len(tensor.data) if tensor.region is None else tensor.region.nbytes
+                if not alone:
+                    nbytes += self._bytes_of_others(index)
             sizes.append(nbytes)
             total += (nbytes + ALIGNMENT - 1) & -ALIGNMENT
-        placed = sum([place.nbytes for place in in_place.values()])
+        placed = sum([place.nbytes for place in in_place.values()]) if in_place else 0
         space = self.signature.output_space(self.rows, total + placed)
         base = arena.allocate(total + space)
         view = arena.view
@@ -125,21 +122,25 @@ class Payload:
             tensor = first.inputs[index]
             if tensor is None:
                 continue
-            layout = layouts.get(index)
+            layout = layouts.get(index) if layouts else None
             shape = plan.backend_shape(tensor.shape, self.rows) if layout is None else layout.shape
             item_shapes = None if layout is None else layout.item_shapes
-            if tensor.name in in_place:
+            if in_place and tensor.name in in_place:
                 ref = in_place[tensor.name].ref()
                 tensors.append(Tensor(plan.name, plan.datatype.name, shape, ref, item_shapes))
                 continue
-            try:
-                if layout is not None and layout.pad is not None:
-                    self._fill(layout, plan, view[position : position + nbytes])
-                else:
-                    self._copy(index, view, position, requests if layout is None or not layout.single else requests[:1])
-            except UnreadableInputError:
-                arena.free(base)
-                raise
+            if alone and layout is None and tensor.region is None:
+                view[position : position + nbytes] = tensor.data
+            else:
+                try:
+                    if layout is not None and layout.pad is not None:
+                        self._fill(layout, plan, view[position : position + nbytes])
+                    else:
+                        whole = layout is None or not layout.single
+                        self._copy(index, view, position, requests if whole else requests[:1])
+                except UnreadableInputError:
+                    arena.free(base)
+                    raise
             tensors.append(Tensor(plan.name, plan.datatype.name, shape, TensorRef(position, nbytes), item_shapes))
             position += (nbytes + ALIGNMENT - 1) & -ALIGNMENT
         self._arena, self._offset = arena, base
@@ -155,6 +156,15 @@ class Payload:
             self._wanted(),
             TensorRef(base + total, space),
         )
+
+    def _bytes_of_others(self, index: int) -> int:
+        """Return how many bytes of an input all requests but the first have."""
+        nbytes = 0
+        for request in self.requests[1:]:
+            other = request.inputs[index]
+            assert other is not None
+            nbytes += len(other.data) if other.region is None else other.region.nbytes
+        return nbytes
 
     def _copy(self, index: int, view: memoryview, at: int, requests: Sequence[PreparedRequest]) -> None:
         """Copy an input of `requests` to `at` and what follows it. Raises UnreadableInputError."""
@@ -297,7 +307,8 @@ class Payload:
                 deliver(request.regions, outputs)
         except InferError as error:
             return error.with_traceback(None)
-        self._pass_on(request, outputs)
+        if request.passed_on:
+            self._pass_on(outputs)
         self._holders += 1
         signature = self.signature
         result = InferenceResponse(signature.name, signature.version, outputs, response.parameters, self.release)
@@ -342,14 +353,14 @@ class Payload:
                 deliver(request.regions, outputs)
             except InferError as error:
                 return error.with_traceback(None)
-        self._pass_on(request, outputs)
+        if request.passed_on:
+            self._pass_on(outputs)
         self._holders += 1
         return InferenceResponse(self.signature.name, self.signature.version, outputs, parameters, self.release)
 
-    def _pass_on(self, request: PreparedRequest, outputs: list[OutputTensor]) -> None:
+    def _pass_on(self, outputs: list[OutputTensor]) -> None:
         """Take back that outputs were taken out of the arena, where they stay."""
-        if request.passed_on:
-            self._copied_out -= sum([len(output.data) for output in outputs])
+        self._copied_out -= sum([len(output.data) for output in outputs])
 
     def take_copied_out(self) -> int:
         """Return how many bytes of outputs came out of the arena, messages and descriptors since it was asked last."""

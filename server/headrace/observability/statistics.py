@@ -110,8 +110,9 @@ class ResponseStatistics:
 class ModelStatistics:
     """Counts and durations of one loaded model version since its load.
 
-    Others write `pending`, `copied_in` and `copied_out`, and no other field. A `streamed` model (decoupled) tells each response by record_response and its like, and its first ones
-    by record_first_response as well; any other model's first response is its answer.
+    Others write `pending`, `copied_in` and `copied_out`, and no other field. A `streamed` model (decoupled) tells each
+    response by record_response and its like, and its first ones by record_first_response as well; any other model's first
+    response is its answer.
     """
 
     __slots__ = (

@@ -74,7 +74,8 @@ class SchedulerDriver(BatchDriver):
     def submit(self, prepared: PreparedRequest, done: Callable[[Outcome], None]) -> Pending:
         """Queue a request; `done` is called once with its outcome, unless it is cancelled first.
 
-        Where the model is decoupled it is called for every response; the last is an error or `final`. Raises InferError UNAVAILABLE where the queue is full. `done` runs on the loop and should be quick.
+        Where the model is decoupled it is called for every response; the last is an error or `final`. `done` runs on the
+        loop and should be quick. Raises InferError UNAVAILABLE where the queue is full.
         """
         now = self._now_ns()
         pending = Pending(prepared, done)
