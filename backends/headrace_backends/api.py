@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from headrace_backends.batch import Batch, BatchRequest
+from headrace_backends.batch import Batch
+from headrace_backends.batch_request import BatchRequest
 from headrace_backends.calls import Call, CallRequest, CallResult, CallTensor, ServerCalls
 from headrace_backends.sequences import EndedSequence
 from headrace_backends.streaming import StreamResponse, send_many

@@ -1,4 +1,4 @@
-"""A batch as a backend sees it: input views over the arena, and the answers to its requests.
+"""A batch as a backend sees it: its inputs, its requests, and the answers to them.
 
 Knows nothing of sockets and threads, except that `cancel` may be called by another thread while the batch runs.
 """
@@ -6,270 +6,28 @@ Knows nothing of sockets and threads, except that `cancel` may be called by anot
 from __future__ import annotations
 
 import mmap
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import Final
 
 import numpy as np
 
+from headrace_backends.batch_request import NOBODY, BatchRequest, NullRequest
+from headrace_backends.input_views import InputViews
+from headrace_backends.model_memory import ModelMemory
 from headrace_backends.outputs import OutputSpace, wire_type
-from headrace_backends.ragged import BatchInput, item_shapes
-from headrace_backends.regions import Place, RegionMap
-from headrace_backends.sequences import BatchSequences, SequenceStates
-from headrace_protocol.arena import Arena
-from headrace_protocol.datatype import BY_NAME, BYTES, Array, DataType, element_count, from_numpy, to_numpy
+from headrace_backends.ragged import item_shapes
+from headrace_backends.regions import Place
+from headrace_backends.sequences import BatchSequences
+from headrace_protocol.datatype import BYTES, Array, DataType, element_count, from_numpy
 from headrace_protocol.errors import InferError, cancelled, internal
-from headrace_protocol.messages import Error, Execute, Parameter, RequestHeader, Response, Responses
+from headrace_protocol.messages import Error, Execute, Parameter, Response, Responses
 from headrace_protocol.tensor import ARENA, REGION, Tensor, TensorRef
 
 ALL_REQUESTS: Final = -1
 """Cancel.request that stands for the whole batch."""
-
-
-class InputViews(Mapping[str, Array]):
-    """Inputs by name, read-only and borrowed until the batch is answered. Strings are decoded when first asked for."""
-
-    __slots__ = ("_encoded", "_views")
-
-    def __init__(self) -> None:
-        self._views: dict[str, Array] = {}
-        self._encoded: dict[str, tuple[Tensor, memoryview]] = {}
-
-    def add(self, tensor: Tensor, memory: memoryview, offset: int) -> None:
-        """Make `tensor`, whose bytes begin at `offset` in `memory`, available."""
-        datatype, nbytes = BY_NAME[tensor.datatype], tensor.ref.nbytes
-        if datatype is BYTES:
-            self._encoded[tensor.name] = (tensor, memory[offset : offset + nbytes])
-            return
-        if nbytes != element_count(tensor.shape) * datatype.itemsize:
-            raise internal(f"input '{tensor.name}' of shape {list(tensor.shape)} came with {nbytes} bytes")
-        self._views[tensor.name] = np.ndarray(tensor.shape, datatype.numpy, memory, offset)
-
-    def make(self, name: str, array: Array) -> None:
-        """Make an input available that was made for the batch."""
-        self._views[name] = array
-
-    def __getitem__(self, name: str) -> Array:
-        view = self._views.get(name)
-        if view is None:
-            tensor, data = self._encoded[name]
-            view = self._views[name] = to_numpy(BYTES, tensor.shape, data)
-        return view
-
-    def __iter__(self) -> Iterator[str]:
-        yield from self._encoded
-        yield from (name for name in self._views if name not in self._encoded)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-class BatchRequest:
-    """One request of a batch. Answer it with the whole batch (Batch.respond), or alone by `respond` or `fail`.
-
-    A request to a decoupled model (`model_transaction_policy.decoupled` in its configuration) has any number of
-    responses, by `send`, and then one end: `complete`, `fail`, `respond`, or `send` with `final`. Its methods may be
-    called by any thread, and after `execute` has returned too where `defer` was called before.
-    """
-
-    __slots__ = ("_batch", "_header", "index", "start")
-
-    def __init__(self, batch: Batch, index: int, header: RequestHeader, start: int) -> None:
-        self._batch = batch
-        self._header = header
-        self.index = index
-        self.start = start
-        """Its first row in the batch."""
-
-    @property
-    def rows(self) -> int:
-        """Rows of the batch dimension that are its own; 1 where the model does not batch."""
-        return self._header.rows
-
-    @property
-    def id(self) -> str:
-        """The client's name for it; may be empty or not unique."""
-        return self._header.id
-
-    @property
-    def parameters(self) -> Mapping[str, Parameter]:
-        """The client's parameters."""
-        return self._header.parameters or {}
-
-    @property
-    def correlation_id(self) -> int | str:
-        """The sequence that it belongs to; 0 = none."""
-        return self._header.correlation_id
-
-    @property
-    def flags(self) -> int:
-        """1 = sequence start, 2 = sequence end."""
-        return self._header.flags
-
-    @property
-    def slot(self) -> int:
-        """The place of its sequence in the instance; 0 where it belongs to none."""
-        return self._header.slot
-
-    @property
-    def timeout_us(self) -> int:
-        """Microseconds that the client gave the request; 0 = no limit."""
-        return self._header.timeout_us
-
-    @property
-    def wanted(self) -> Sequence[str] | None:
-        """Names of the outputs that it asks for; None = all."""
-        return self._header.outputs
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether nobody waits for the answer any more. May turn true at any time."""
-        return self.index in self._batch._cancelled
-
-    @property
-    def answered(self) -> bool:
-        """Whether it has had its last response; by itself, not together with the batch."""
-        return self._batch._is_answered(self.index)
-
-    @property
-    def paused(self) -> bool:
-        """Whether its client reads too slowly, so that `send` would wait. For who sends many streams at once."""
-        return self.index in self._batch._paused
-
-    def input(self, name: str) -> Array:
-        """Return this request's part of the input; all of one that was made for the batch (`Batch.made`)."""
-        return self._batch._input_of(self, name)
-
-    def alone(self) -> dict[str, Array]:
-        """Return the inputs as a batch of this request alone has them: ragged ones flat, and what is made for a batch.
-
-        For who runs requests one by one, of a batch that could not be run together.
-        """
-        return self._batch._alone(self)
-
-    def respond(self, outputs: Mapping[str, Array], parameters: dict[str, Parameter] | None = None) -> None:
-        """Answer this request alone, with outputs that hold its own rows; no response follows."""
-        self._batch._respond_to(self, outputs, parameters)
-
-    def fail(self, error: InferError) -> None:
-        """Answer this request with an error; no response follows, and the others of the batch are not touched."""
-        self._batch._answer(Response(self.index, error=Error(error.code.value, error.message)))
-
-    def send(
-        self, outputs: Mapping[str, Array], parameters: dict[str, Parameter] | None = None, *, final: bool = False
-    ) -> None:
-        """Send one response of several, with any outputs of a decoupled model, now. `final`: no response follows.
-
-        Waits while the request is `paused`. Raises CANCELLED once it is cancelled, also while it waits, and INTERNAL
-        where the request has had its last response, or the model is not decoupled and this is not `final`.
-        """
-        self._batch._send_to(self, outputs, parameters, final=final)
-
-    def complete(self) -> None:
-        """End this request to a decoupled model without another response. Raises INTERNAL as `send` does."""
-        self._batch._answer(Response(self.index, final=True, empty=True))
-
-    def defer(self) -> None:
-        """Leave this request to a decoupled model open when `execute` returns; whoever it was left to ends it.
-
-        Hand it over first and call this last: an exception out of `execute` still fails what was deferred.
-        """
-        self._batch._deferrals().add(self.index)
-
-    @property
-    def ready(self) -> bool:
-        """Whether there is a request at all: a row of a sequence's slot may be without one, and its answer goes nowhere."""
-        return True
-
-    def reschedule(self, states: Mapping[str, Array] | None = None) -> None:
-        """Ask to be given this request once more, instead of answering it now. For models with `iterative_sequence`.
-
-        `states`: the outputs that hold states of its sequence. A decoupled model may have sent responses before.
-        """
-        self._batch._reschedule(self, states or {})
-
-    def wait(self, seconds: float) -> bool:
-        """Sleep until this request is cancelled, `seconds` at most; return whether it is."""
-        changed = self._batch._model.changed
-        with changed:
-            return changed.wait_for(lambda: self.cancelled, seconds)
-
-
-class NullRequest(BatchRequest):
-    """Stands in a batch of sequences for a slot that has no request now. What it is answered goes nowhere."""
-
-    __slots__ = ()
-
-    @property
-    def ready(self) -> bool:
-        return False
-
-    @property
-    def cancelled(self) -> bool:
-        return False
-
-    @property
-    def answered(self) -> bool:
-        return False
-
-    def respond(self, outputs: Mapping[str, Array], parameters: dict[str, Parameter] | None = None) -> None:
-        pass
-
-    def fail(self, error: InferError) -> None:
-        pass
-
-    def send(
-        self, outputs: Mapping[str, Array], parameters: dict[str, Parameter] | None = None, *, final: bool = False
-    ) -> None:
-        pass
-
-    def complete(self) -> None:
-        pass
-
-    def defer(self) -> None:
-        pass
-
-    def reschedule(self, states: Mapping[str, Array] | None = None) -> None:
-        pass
-
-
-class ModelMemory:
-    """What every batch of a model needs to know: the memory shared with the server, and the declared outputs."""
-
-    def __init__(
-        self,
-        arena: Arena,
-        datatypes: Mapping[str, DataType],
-        *,
-        batching: bool = False,
-        decoupled: bool = False,
-        batch_inputs: Sequence[BatchInput] = (),
-        scattered: Collection[str] = (),
-        sequences: SequenceStates | None = None,
-    ) -> None:
-        self.arena: Final = arena
-        self.readonly: Final = arena.view.toreadonly()
-        self.regions: Final = RegionMap()
-        """Clients' shared memory."""
-        self.datatypes: Final = datatypes
-        """Of the outputs whose type is declared."""
-        self.batching: Final = batching
-        """Whether the first dimension is known to be the batch's; where it is not, more than one row tells."""
-        self.decoupled: Final = decoupled
-        """Whether its requests may have any number of responses: its batches are StreamingBatches then."""
-        self.batch_inputs: Final = batch_inputs
-        """Tensors that are made for each batch."""
-        self.made: Final = frozenset(name for made in batch_inputs for name in made.targets)
-        """Their names."""
-        self.scattered: Final = frozenset(scattered)
-        """Outputs of a batch that the server shares out by the shapes of an input."""
-        self.sequences: Final = sequences
-        """There where the model takes sequences."""
-        self.changed: Final = threading.Condition()
-        """Notified when a request of any batch was cancelled, paused or let go on."""
 
 
 class Batch:
@@ -332,7 +90,7 @@ class Batch:
             headers = dict(zip(self._sequences.starts, enumerate(self._message.requests), strict=True))
             rows = range(self.rows) if self._sequences.sparse else self._sequences.starts
             self._requests = tuple(
-                BatchRequest(self, *headers[row], row) if row in headers else NullRequest(self, -1, _NOBODY, row)
+                BatchRequest(self, *headers[row], row) if row in headers else NullRequest(self, -1, NOBODY, row)
                 for row in rows
             )
         if self._requests is None:
@@ -612,5 +370,4 @@ def _is_ragged(tensor: Tensor) -> bool:
     return tensor.item_shapes is not None and len(tensor.shape) == 1
 
 
-_NOBODY: Final = RequestHeader(1)
 UNANSWERED: Final = internal("the backend did not answer this request of the batch")

@@ -14,7 +14,8 @@ from typing import Final, Protocol
 
 import msgspec
 
-from headrace_backends.batch import Batch, BatchRequest
+from headrace_backends.batch import Batch
+from headrace_backends.batch_request import BatchRequest
 from headrace_backends.call_codec import (
     LATEST,
     CallRequest,

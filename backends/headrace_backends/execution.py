@@ -13,8 +13,9 @@ from typing import Any, Final
 import msgspec
 
 from headrace_backends.api import Backend, ModelContext, ModelDescription
-from headrace_backends.batch import Batch, ModelMemory
+from headrace_backends.batch import Batch
 from headrace_backends.calls import ServerCalls
+from headrace_backends.model_memory import ModelMemory
 from headrace_backends.ragged import batch_inputs, scattered_outputs
 from headrace_backends.sequences import SequenceStates
 from headrace_backends.streaming import Outlet, StreamingBatch

@@ -23,10 +23,11 @@ import msgspec
 
 from headrace_backends import execution
 from headrace_backends.api import Backend
-from headrace_backends.batch import Batch, ModelMemory
+from headrace_backends.batch import Batch
 from headrace_backends.calls import ServerCalls
 from headrace_backends.channel import Channel
 from headrace_backends.discovery import load_backend
+from headrace_backends.model_memory import ModelMemory
 from headrace_backends.readiness import ReadinessCheck
 from headrace_backends.relief import ReliefTimer
 from headrace_backends.sequences import EndedSequence

@@ -12,7 +12,9 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 import numpy as np
 
-from headrace_backends.batch import UNANSWERED, Batch, BatchRequest, ModelMemory
+from headrace_backends.batch import UNANSWERED, Batch
+from headrace_backends.batch_request import BatchRequest
+from headrace_backends.model_memory import ModelMemory
 from headrace_backends.outputs import FrameSpace
 from headrace_protocol.datatype import BYTES, Array, DataType
 from headrace_protocol.errors import ErrorCode, InferError, cancelled, internal

@@ -12,8 +12,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from headrace_backends.batch import Batch, ModelMemory
+from headrace_backends.batch import Batch
 from headrace_backends.calls import CallRequest, CallTensor, ServerCalls
+from headrace_backends.model_memory import ModelMemory
 from headrace_protocol.arena import Arena
 from headrace_protocol.datatype import BF16, FP32
 from headrace_protocol.errors import ErrorCode, InferError, unavailable

@@ -16,7 +16,8 @@ import numpy as np
 
 from headrace_backends import execution
 from headrace_backends.api import Backend, ModelDescription
-from headrace_backends.batch import Batch, ModelMemory
+from headrace_backends.batch import Batch
+from headrace_backends.model_memory import ModelMemory
 from headrace_backends.streaming import StreamingBatch
 from headrace_protocol.arena import ALIGNMENT, Arena
 from headrace_protocol.datatype import BY_NAME, Array, DataType, from_numpy, to_numpy

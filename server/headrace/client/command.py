@@ -7,11 +7,11 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from headrace.client.transport import Answer, Call, connect
 from headrace.client.values import WireTensor, make_input, show
 from headrace.observability.logging import escape
+from headrace.subcommand import WordParser
 from headrace.types import Parameter, TensorMetadata
 from headrace_protocol.errors import InferError, invalid
 
@@ -24,21 +24,9 @@ BYTES, plain text or @file for the bytes of a file. A missing batch dimension is
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(1, f"  {message}\n")
-
-
 def run(words: Sequence[str]) -> int:
     """Send the request that `words` describe; print the answer, or what is wrong; return the exit status."""
-    parser = _Parser(
-        prog="headrace infer",
-        description="Send one inference request and print the answer.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = WordParser("headrace infer", "Send one inference request and print the answer.", _EPILOG)
     parser.add_argument("model")
     parser.add_argument(
         "--url", default="http://localhost:8000", help="http://host:port or grpc://host:port (%(default)s)"

@@ -3,7 +3,6 @@
 # ruff: noqa: T201 - printing is what a command does
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
@@ -12,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import yaml
 
@@ -21,6 +20,7 @@ from headrace.importing.torchserve import ImportedModel, NotImportableError, imp
 from headrace.observability.logging import escape
 from headrace.repository.config_text import to_text
 from headrace.repository.layout import MAX_VERSION
+from headrace.subcommand import WordParser
 
 _MANIFEST: Final = "MAR-INF/MANIFEST.json"
 _DEFAULT_SETTINGS: Final = "model-config.yaml"
@@ -41,21 +41,9 @@ input `data` takes the body of a request, output `result` gives that of the answ
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(1, f"  {message}\n")
-
-
 def run(words: Sequence[str]) -> int:
     """Import the archive that `words` name; print what became of it; return the exit status."""
-    parser = _Parser(
-        prog="headrace import",
-        description="Make a model of this server of a TorchServe archive.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = WordParser("headrace import", "Make a model of this server of a TorchServe archive.", _EPILOG)
     parser.add_argument("archive", type=Path, metavar="MODEL.mar")
     parser.add_argument(
         "--repository", type=Path, default=Path("model_repository"), metavar="DIR", help="where to (%(default)s)"
