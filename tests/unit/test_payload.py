@@ -164,6 +164,18 @@ def test_a_batch_that_does_not_fit_takes_nothing() -> None:
     arena.close()
 
 
+def test_one_output_larger_than_the_arena_does_not_keep_later_requests_out_of_it() -> None:
+    """Room for as much was asked of the arena for every batch from then on, which no batch could have."""
+    signature = ModelSignature(model([tensor("A", "FP32", 2)], [tensor("B", "FP32", -1)], 0), 1)
+    signature.learn_output(1, 1 << 20)
+    arena = Arena.create(1 << 16)
+    request = InferenceRequest("m")
+    request.inputs = [InputTensor("A", FP32, (2,), rows(1).tobytes())]
+    command = Payload(signature, [signature.prepare(request)]).gather(arena, 1, 0)
+    assert 0 < command.space.nbytes <= arena.capacity // 4
+    arena.close()
+
+
 def test_a_missing_output_is_named() -> None:
     arena = Arena.create(1 << 16)
     payload = Payload(SIGNATURE, [prepare(SIGNATURE, rows(1))])

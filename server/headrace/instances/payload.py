@@ -24,6 +24,8 @@ from headrace_protocol.tensor import Tensor, TensorRef
 
 _NOWHERE: Final[Mapping[str, Slice]] = {}
 _ALL_ALIKE: Final[Mapping[int, Layout]] = {}
+_SHARE_OF_OUTPUTS: Final = 4
+"""What part of the arena is set aside for a batch's outputs, at most: larger ones come in a descriptor of the backend's."""
 
 
 class UnreadableInputError(Exception):
@@ -113,7 +115,7 @@ class Payload:
             sizes.append(nbytes)
             total += (nbytes + ALIGNMENT - 1) & -ALIGNMENT
         placed = sum([place.nbytes for place in in_place.values()]) if in_place else 0
-        space = self.signature.output_space(self.rows, total + placed)
+        space = min(self.signature.output_space(self.rows, total + placed), arena.capacity // _SHARE_OF_OUTPUTS)
         base = arena.allocate(total + space)
         view = arena.view
         tensors = []
