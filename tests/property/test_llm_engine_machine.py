@@ -124,9 +124,10 @@ class Engine(RuleBasedStateMachine):
         if refused.reason is RefusalReason.TOO_LONG:
             assert len(prompt) + (params.max_tokens != 0) > self.config.max_model_len
         else:
-            assert refused.reason is RefusalReason.BUSY
             reqs, tokens = self.config.max_num_queued_reqs, self.config.max_num_queued_tokens
             assert (reqs is not None and waiting + params.n > reqs) or tokens is not None
+            never = tokens is not None and len(prompt) * params.n > tokens
+            assert refused.reason is (RefusalReason.INVALID if never else RefusalReason.BUSY)
 
     @precondition(lambda self: self.live())
     @rule(data=st.data())

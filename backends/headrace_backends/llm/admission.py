@@ -47,7 +47,8 @@ class SchedulerConfig:
     """A prompt is begun only if all of it has room."""
     watermark: float = 0.0
     """Part of the blocks that are kept from new requests while others run."""
-    max_num_queued_reqs: int | None = None
+    max_num_queued_reqs: int | None = 2048
+    """None is no limit, here and below."""
     max_num_queued_tokens: int | None = None
     vocab_size: int | None = None
 
@@ -88,13 +89,17 @@ def refusal(
     for request in requests:
         if (refused := _never(request, config)) is not None:
             return refused
-    total = num_waiting + len(requests)
-    if config.max_num_queued_reqs is not None and total > config.max_num_queued_reqs:
-        return Refusal(RefusalReason.BUSY, f"{num_waiting} requests wait; the limit is {config.max_num_queued_reqs}")
-    tokens = num_waiting_tokens + sum(request.num_prompt_tokens for request in requests)
-    if config.max_num_queued_tokens is not None and tokens > config.max_num_queued_tokens:
-        message = f"{num_waiting_tokens} tokens wait; the limit is {config.max_num_queued_tokens}"
-        return Refusal(RefusalReason.BUSY, message)
+    count, tokens = len(requests), sum(request.num_prompt_tokens for request in requests)
+    queues = (
+        ("requests", count, num_waiting, config.max_num_queued_reqs),
+        ("tokens", tokens, num_waiting_tokens, config.max_num_queued_tokens),
+    )
+    for what, wanted, _, most in queues:
+        if most is not None and wanted > most:
+            return Refusal(RefusalReason.INVALID, f"{wanted} {what} at once are more than may ever wait, {most}")
+    for what, wanted, waiting, most in queues:
+        if most is not None and waiting + wanted > most:
+            return Refusal(RefusalReason.BUSY, f"{waiting} {what} wait; the limit is {most}")
     return None
 
 

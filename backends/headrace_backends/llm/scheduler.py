@@ -8,7 +8,7 @@ of vLLM's V1; chunked prefill after Sarathi-Serve). Knows no tensors, no tokeniz
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from headrace_backends.llm.admission import Refusal, RefusalReason, SchedulerConfig, refusal
@@ -33,6 +33,16 @@ class SchedulerStats:
     """Rows that carried guesses."""
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    accepted_at: list[int] = field(default_factory=list)
+    """How often the first guess of a row was right, the second, and so on."""
+
+    def count_drafts(self, proposed: int, accepted: int) -> None:
+        self.num_drafts += 1
+        self.num_draft_tokens += proposed
+        self.num_accepted_tokens += accepted
+        self.accepted_at.extend([0] * (accepted - len(self.accepted_at)))
+        for at in range(accepted):
+            self.accepted_at[at] += 1
 
 
 class Progress(NamedTuple):
@@ -317,9 +327,7 @@ class Scheduler:
         if entry.num_drafts:
             accepted = len(result.token_ids) - 1
             request.num_computed_tokens -= entry.num_drafts - accepted
-            self.stats.num_drafts += 1
-            self.stats.num_draft_tokens += entry.num_drafts
-            self.stats.num_accepted_tokens += accepted
+            self.stats.count_drafts(entry.num_drafts, accepted)
         if request.params.prompt_logprobs is not None:
             request.prompt_logprobs.extend(result.prompt_logprobs[len(request.prompt_logprobs) - entry.start - 1 :])
         before = request.num_output_tokens

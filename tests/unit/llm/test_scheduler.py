@@ -158,6 +158,14 @@ def test_a_full_queue_is_said_to_be_full() -> None:
     assert full == (RefusalReason.BUSY, "25 tokens wait; the limit is 30")
 
 
+def test_what_could_not_even_wait_in_an_empty_queue_is_not_told_to_try_again() -> None:
+    scheduler = a_scheduler(max_num_queued_reqs=2, max_num_queued_tokens=30)
+    for requests in ([a_request("a"), a_request("b"), a_request("c")], [a_request("a", 31)]):
+        refused = scheduler.add(*requests)
+        assert refused is not None
+        assert refused.reason is RefusalReason.INVALID
+
+
 @pytest.mark.parametrize(
     ("config", "named"),
     [
@@ -241,6 +249,7 @@ def test_wrong_drafts_are_computed_over() -> None:
     assert request.output_token_ids == [1, 2, 8]
     assert request.num_computed_tokens == request.num_tokens - 1
     assert (scheduler.stats.num_draft_tokens, scheduler.stats.num_accepted_tokens) == (3, 1)
+    assert scheduler.stats.accepted_at == [1]
     (entry,) = scheduler.schedule(0).scheduled
     assert (entry.start, list(entry.token_ids)) == (6, [8])
 
@@ -287,7 +296,8 @@ def test_a_failed_step_is_tried_one_request_at_a_time() -> None:
     assert (ended.request, a.finish_reason, a.error) == (a, FinishReason.ERROR, "broke again")
     assert run(scheduler) == {"b": 4}
     scheduler.add(a_request("c"))
-    assert run(scheduler) == {"b": 1, "c": 4}, "b is suspected still"
+    assert run(scheduler) == {"b": 1, "c": 4}
+    assert not b.suspect
     assert b.output_token_ids == [1, 1]
 
 
