@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,21 @@ def test_inputs_that_were_not_read_in_time_are_gone_and_never_another_s(tmp_path
         first, second = (model.run(model.batch([{"INPUT0": np.ones((1, 1), np.float32)}]))[0] for _ in range(2))
     assert not first.code
     assert "input 'INPUT0' was not read before its request was answered" in second.message
+
+
+def test_batches_that_were_cancelled_leave_no_threads_behind(tmp_path: Path) -> None:
+    """Each left one that waited for half a minute to see whether the model's code was stuck."""
+    made = case(tmp_path, IDENTITY, datatype.FP32, 0)
+    with loaded(PythonBackend, made) as model:
+        before = threading.active_count()
+        for _ in range(20):
+            batch = model.batch([made.inputs])
+            batch.cancel(0)
+            model.run(batch)
+        for thread in threading.enumerate():
+            if isinstance(thread, threading.Timer):
+                thread.join(1)
+        assert threading.active_count() == before
 
 
 # --- loading -------------------------------------------------------------------------------------------------------------

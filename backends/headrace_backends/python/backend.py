@@ -48,6 +48,10 @@ class PythonBackend:
         self._instance = model.instances[0] if model.instances else model.name
         self._grace_s = cancel_grace(model.backend_config)
         self._executing: Batch | None = None
+        self._patience = threading.Lock()
+        """Held to end `_executing` and to change `_timer`: cancels come by another thread."""
+        self._timer: threading.Timer | None = None
+        """Runs while `execute` goes on for nobody: one thread, however many requests are cancelled."""
         _flush_lines()
         pb_utils.install()
         path = model.version_directory / (model.config.get("default_model_filename") or MODEL_FILE)
@@ -71,7 +75,11 @@ class PythonBackend:
         try:
             self._run.run(batch)
         finally:
-            self._executing = None
+            with self._patience:
+                self._executing = None
+                if self._timer is not None:
+                    self._timer.cancel()
+                    self._timer = None
 
     def finalize(self) -> None:
         """Let the model finalize, if it wants to."""
@@ -110,11 +118,12 @@ class PythonBackend:
         return bool(asyncio.run(answer) if inspect.iscoroutine(answer) else answer)
 
     def _on_cancel(self) -> None:
-        batch = self._executing
-        if batch is not None and batch.cancelled and self._grace_s:
-            timer = threading.Timer(self._grace_s, self._give_up, (batch,))
-            timer.daemon = True
-            timer.start()
+        with self._patience:
+            batch = self._executing
+            if batch is not None and batch.cancelled and self._grace_s and self._timer is None:
+                self._timer = threading.Timer(self._grace_s, self._give_up, (batch,))
+                self._timer.daemon = True
+                self._timer.start()
 
     def _give_up(self, batch: Batch) -> None:
         """End the process where the model's code still runs for requests that were cancelled long ago."""
