@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace_backends.llm.detokenizer import Detokenizer
@@ -86,6 +86,8 @@ def plainly(parts: list[str], stops: list[str], *, include: bool) -> tuple[str, 
 
 @settings(deadline=None)
 @given(st.lists(st.text("ab€", max_size=4), max_size=12), st.lists(SHORT, max_size=4), st.booleans())
+@example(["aa", "ab"], ["aab"], False)
+@example(["abababb"], ["ababb"], True)
 def test_a_stream_ends_where_the_first_complete_stop_string_begins(
     parts: list[str], stops: list[str], include: bool
 ) -> None:
