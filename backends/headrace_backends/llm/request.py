@@ -61,7 +61,7 @@ class GenerationRequest:
     prompt_token_ids: Sequence[int]
     params: SamplingParams
     seed: int
-    """64 bits. The k-th token is drawn from (seed, k) alone, so that no batch, preemption or draft changes it."""
+    """Taken modulo 2^64. The k-th token is drawn from (seed, k) alone, so that no batch, preemption or draft changes it."""
     eos_token_ids: frozenset[int] = frozenset()
     arrival_ns: int = 0
     priority: int = 0
@@ -106,6 +106,7 @@ class GenerationRequest:
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)
+        self.seed &= _MASK
 
     @property
     def num_prompt_tokens(self) -> int:

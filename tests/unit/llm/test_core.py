@@ -6,7 +6,7 @@ import pytest
 
 from headrace_backends.llm.admission import SchedulerConfig
 from headrace_backends.llm.block_manager import BlockManager
-from headrace_backends.llm.core import EngineCore, bad_word_ids
+from headrace_backends.llm.core import EngineCore, bad_word_ids, choices_of
 from headrace_backends.llm.ngram import Drafter, NgramConfig, NgramDrafter
 from headrace_backends.llm.output import GenerationOutput
 from headrace_backends.llm.request import FinishReason, GenerationRequest
@@ -123,6 +123,14 @@ def test_choices_have_seeds_of_their_own_and_compute_the_prompt_once() -> None:
         told["r"] == Engine().run(GenerationRequest("r", [*PROMPT, 0, 0, 0, 0], SamplingParams(max_tokens=8), 7))["r"]
     )
     assert [engine.told[name].num_cached_tokens for name in sorted(told)] == [0, 16, 16, 16]
+
+
+def test_a_negative_seed_is_a_seed() -> None:
+    request = GenerationRequest("r", PROMPT, SamplingParams(n=2), -7)
+    first, second = choices_of(request)
+    assert first.seed == (1 << 64) - 7
+    assert 0 <= second.seed < 1 << 64
+    assert first.token_ids is not second.token_ids
 
 
 def test_choices_enter_together_or_not_at_all() -> None:
