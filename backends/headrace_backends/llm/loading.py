@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
 from transformers.utils import logging as transformers_logging
 
 from headrace_backends.llm.gguf_header import read_numbers
@@ -112,8 +112,11 @@ def _find(path: Path) -> tuple[Path, str | None]:
 
 
 def _weights(folder: Path, config: Any, dtype: torch.dtype, source: Mapping[str, Any]) -> Any:
-    """Load the weights: of pickles none, since they can run code."""
-    return AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, use_safetensors=True, **source)
+    """Load the weights: of pickles none, since they can run code; of GGUF files all, unpacked."""
+    options = {"quantization_config": GgufConfig(dequantize=True)} if "gguf_file" in source else {}
+    return AutoModelForCausalLM.from_pretrained(
+        folder, config=config, dtype=dtype, use_safetensors=True, **options, **source
+    )
 
 
 def _dummy(config: Any, dtype: torch.dtype) -> Any:
