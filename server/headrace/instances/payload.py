@@ -94,57 +94,18 @@ class Payload:
         Raises ArenaFullError, or UnreadableInputError for one request; nothing is taken then.
         """
         requests = self.requests
-        first = requests[0]
         in_place = self.in_place.inputs if self.in_place is not None else _NOWHERE
         if self.signature.unlike is not None:
             self._layouts = self.signature.unlike.layouts(requests, self.rows, in_place=self.in_place is not None)
-        layouts = self._layouts
-        alone = len(requests) == 1
-        sizes = []
-        total = 0
-        for index, tensor in enumerate(first.inputs):
-            if tensor is None or (in_place and tensor.name in in_place):
-                sizes.append(0)
-                continue
-            if layouts and index in layouts:
-                nbytes = layouts[index].nbytes
-            else:
-                nbytes = len(tensor.data) if tensor.region is None else tensor.region.nbytes
-                if not alone:
-                    nbytes += self._bytes_of_others(index)
-            sizes.append(nbytes)
-            total += (nbytes + ALIGNMENT - 1) & -ALIGNMENT
+        sizes, total = self._sizes(in_place)
         placed = sum([place.nbytes for place in in_place.values()]) if in_place else 0
         space = min(self.signature.output_space(self.rows, total + placed), arena.capacity // _SHARE_OF_OUTPUTS)
         base = arena.allocate(total + space)
-        view = arena.view
-        tensors = []
-        position = base
-        for index, (plan, nbytes) in enumerate(zip(self.signature.inputs, sizes, strict=True)):
-            tensor = first.inputs[index]
-            if tensor is None:
-                continue
-            layout = layouts.get(index) if layouts else None
-            shape = plan.backend_shape(tensor.shape, self.rows) if layout is None else layout.shape
-            item_shapes = None if layout is None else layout.item_shapes
-            if in_place and tensor.name in in_place:
-                ref = in_place[tensor.name].ref()
-                tensors.append(Tensor(plan.name, plan.datatype.name, shape, ref, item_shapes))
-                continue
-            if alone and layout is None and tensor.region is None:
-                view[position : position + nbytes] = tensor.data
-            else:
-                try:
-                    if layout is not None and layout.pad is not None:
-                        self._fill(layout, plan, view[position : position + nbytes])
-                    else:
-                        whole = layout is None or not layout.single
-                        self._copy(index, view, position, requests if whole else requests[:1])
-                except UnreadableInputError:
-                    arena.free(base)
-                    raise
-            tensors.append(Tensor(plan.name, plan.datatype.name, shape, TensorRef(position, nbytes), item_shapes))
-            position += (nbytes + ALIGNMENT - 1) & -ALIGNMENT
+        try:
+            tensors = self._write(arena.view, base, sizes, in_place)
+        except UnreadableInputError:
+            arena.free(base)
+            raise
         self._arena, self._offset = arena, base
         self.copied_in = sum(sizes)
         for request in requests:
@@ -158,6 +119,55 @@ class Payload:
             self._wanted(),
             TensorRef(base + total, space),
         )
+
+    def _sizes(self, in_place: Mapping[str, Slice]) -> tuple[list[int], int]:
+        """Return how many bytes each input has that goes into the arena (0 = it does not), and what all take there."""
+        layouts = self._layouts
+        alone = len(self.requests) == 1
+        sizes = []
+        total = 0
+        for index, tensor in enumerate(self.requests[0].inputs):
+            if tensor is None or (in_place and tensor.name in in_place):
+                sizes.append(0)
+                continue
+            if layouts and index in layouts:
+                nbytes = layouts[index].nbytes
+            else:
+                nbytes = len(tensor.data) if tensor.region is None else tensor.region.nbytes
+                if not alone:
+                    nbytes += self._bytes_of_others(index)
+            sizes.append(nbytes)
+            total += (nbytes + ALIGNMENT - 1) & -ALIGNMENT
+        return sizes, total
+
+    def _write(
+        self, view: memoryview, position: int, sizes: Sequence[int], in_place: Mapping[str, Slice]
+    ) -> list[Tensor]:
+        """Copy the inputs to `position` and what follows it; return where each lies. Raises UnreadableInputError."""
+        requests, layouts = self.requests, self._layouts
+        alone = len(requests) == 1
+        tensors = []
+        for index, (plan, nbytes) in enumerate(zip(self.signature.inputs, sizes, strict=True)):
+            tensor = requests[0].inputs[index]
+            if tensor is None:
+                continue
+            layout = layouts.get(index) if layouts else None
+            shape = plan.backend_shape(tensor.shape, self.rows) if layout is None else layout.shape
+            item_shapes = None if layout is None else layout.item_shapes
+            if in_place and tensor.name in in_place:
+                ref = in_place[tensor.name].ref()
+                tensors.append(Tensor(plan.name, plan.datatype.name, shape, ref, item_shapes))
+                continue
+            if layout is None and alone and tensor.region is None:
+                view[position : position + nbytes] = tensor.data
+            elif layout is not None and layout.pad is not None:
+                self._fill(layout, plan, view[position : position + nbytes])
+            else:
+                single = layout is not None and layout.single
+                self._copy(index, view, position, requests[:1] if single else requests)
+            tensors.append(Tensor(plan.name, plan.datatype.name, shape, TensorRef(position, nbytes), item_shapes))
+            position += (nbytes + ALIGNMENT - 1) & -ALIGNMENT
+        return tensors
 
     def _bytes_of_others(self, index: int) -> int:
         """Return how many bytes of an input all requests but the first have."""
