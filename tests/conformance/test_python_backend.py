@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -258,6 +260,19 @@ def test_batches_that_were_cancelled_leave_no_threads_behind(tmp_path: Path) -> 
             if isinstance(thread, threading.Timer):
                 thread.join(1)
         assert threading.active_count() == before
+
+
+def test_a_line_that_a_model_prints_is_written_in_one_piece() -> None:
+    """Where PYTHONUNBUFFERED is set its end came apart, and lines of the server got between."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    code = (
+        "from headrace_backends.python.backend import _flush_lines; _flush_lines(); print('said', 1); print('said', 2)"
+    )
+    with ours, theirs:
+        subprocess.run(
+            [sys.executable, "-c", code], stdout=theirs, env={**os.environ, "PYTHONUNBUFFERED": "1"}, check=True
+        )
+        assert [ours.recv(100) for _ in range(2)] == [b"said 1\n", b"said 2\n"]
 
 
 # --- loading -------------------------------------------------------------------------------------------------------------

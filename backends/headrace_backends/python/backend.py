@@ -172,8 +172,11 @@ def _datatypes(config: dict[str, Any], side: str) -> dict[str, DataType]:
 
 
 def _flush_lines() -> None:
-    """Have what a model prints appear when it is printed, not when a buffer is full or never."""
+    """Have what a model prints appear when it is printed, not when a buffer is full or never, and each line in one piece.
+
+    In pieces, as PYTHONUNBUFFERED has it, lines of this process and of the server get into each other.
+    """
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
-            reconfigure(line_buffering=True)
+            reconfigure(line_buffering=True, write_through=False)
