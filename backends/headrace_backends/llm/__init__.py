@@ -1,1 +1,7 @@
 """The LLM backend: continuous batching over a paged KV cache. See docs/llm.md."""
+
+import os
+
+# Read when torch's libraries are loaded. Threads that spin while they wait for the next operator take cores from the other
+# models, and from the server.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
