@@ -188,6 +188,24 @@ async def test_a_request_for_a_process_that_is_just_gone_waits_for_the_next(
     next_child.theirs.close()
 
 
+async def test_a_fault_of_our_own_leaves_no_request_without_an_answer(
+    process: ModelProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("a fault")
+
+    outcomes = []
+    driver = driver_of(OneProcess(process))
+    monkeypatch.setattr("headrace.instances.payload._header", broken)
+    driver.submit(SIGNATURE.prepare(plain()), outcomes.append)
+    driver.submit(SIGNATURE.prepare(plain()), outcomes.append)
+    await turns()
+    assert [outcome.code for outcome in outcomes] == [ErrorCode.INTERNAL] * 2
+    assert "could not be handed over" in caplog.text
+    assert not process._arena.ranges.allocated_bytes
+    assert (process.free, process.busy) == ([0], 0)
+
+
 async def test_a_batch_for_whose_message_there_is_no_descriptor_fails_and_its_instance_stays_free(
     process: ModelProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,8 +102,15 @@ class Payload:
         space = min(self.signature.output_space(self.rows, total + placed), arena.capacity // _SHARE_OF_OUTPUTS)
         base = arena.allocate(total + space)
         try:
-            tensors = self._write(arena.view, base, sizes, in_place)
-        except UnreadableInputError:
+            command = Execute(
+                batch,
+                instance,
+                tuple(self._write(arena.view, base, sizes, in_place)),
+                tuple([_header(request, self.in_place) for request in requests]),
+                self._wanted(),
+                TensorRef(base + total, space),
+            )
+        except BaseException:
             arena.free(base)
             raise
         self._arena, self._offset = arena, base
@@ -111,14 +118,7 @@ class Payload:
         for request in requests:
             if request.regions is not None:
                 request.regions.hold()
-        return Execute(
-            batch,
-            instance,
-            tuple(tensors),
-            tuple([_header(request, self.in_place) for request in requests]),
-            self._wanted(),
-            TensorRef(base + total, space),
-        )
+        return command
 
     def _sizes(self, in_place: Mapping[str, Slice]) -> tuple[list[int], int]:
         """Return how many bytes each input has that goes into the arena (0 = it does not), and what all take there."""

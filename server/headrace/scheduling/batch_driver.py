@@ -22,7 +22,7 @@ from headrace.scheduling.ordering import OrderedRelease
 from headrace.scheduling.scheduler import QueuedRequest
 from headrace.types import InferenceResponse
 from headrace_protocol.arena import ArenaFullError
-from headrace_protocol.errors import ErrorCode, FailureReason, InferError, unavailable
+from headrace_protocol.errors import ErrorCode, FailureReason, InferError, internal, unavailable
 from headrace_protocol.messages import BatchDone
 
 _log = logging.getLogger("headrace.scheduling")
@@ -166,6 +166,10 @@ class BatchDriver(ABC):
             self._statistics.pending -= 1
             self._finish_soon(pendings[error.index], error.error)
             return self._run(process, batch, now, instance) if batch else True
+        except Exception:  # a fault of our own: it must not leave requests without an answer
+            _log.exception("model %s: a batch could not be handed over", self._signature.name)
+            self._fail_soon(pendings, internal("the server failed to hand the request over; its log has the reason"))
+            return True
         payload.owners = pendings
         self._last_batch = len(batch)
         self._statistics.pending -= len(batch)
