@@ -230,6 +230,18 @@ async def test_a_member_that_refuses_later_fails_the_request(bench: Bench) -> No
     bench.nothing_is_left()
 
 
+async def test_a_fault_of_our_own_in_a_step_fails_the_request_and_lets_go_of_the_members(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.submit()
+    bench.b.refusal = ValueError("a fault")  # type: ignore[assignment]
+    bench.a.steps[0].answer(2)
+    (error,) = bench.outcomes
+    assert error.code is ErrorCode.INTERNAL
+    assert "could not begin" in caplog.text
+    bench.nothing_is_left()
+
+
 async def test_a_member_that_is_not_there_has_submit_raise_and_the_others_are_given_back(bench: Bench) -> None:
     leased, bench.lease = bench.lease, None
 

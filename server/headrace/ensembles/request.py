@@ -6,6 +6,7 @@ The shell around scheduling/ensemble_run.py: it decides nothing about the order 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -33,8 +34,10 @@ from headrace.scheduling.ensemble_decisions import (
 from headrace.scheduling.ensemble_plan import ROOT, EnsemblePlan, Selection
 from headrace.scheduling.ensemble_run import EnsembleRun
 from headrace.types import InferenceRequest, InferenceResponse, InputTensor, OutputTensor, Parameter, RequestedOutput
-from headrace_protocol.errors import InferError
+from headrace_protocol.errors import InferError, internal
 from headrace_protocol.tensor import Tensor, TensorRef
+
+_log = logging.getLogger("headrace.ensembles")
 
 _NOWHERE: Final = TensorRef(0, 0)
 Told = Callable[["EnsembleRequest", Outcome], None]
@@ -166,10 +169,10 @@ class EnsembleRequest:
         done = partial(self._on_outcome, decision.run)
         try:
             pending = self._access.begin(model, request, memory, self.prepared.request.trace, done)
-        except InferError as error:
+        except Exception as error:  # whatever it is: the request must have an answer, and let go of its members
             memory.drop()
             if self._run is not None:
-                self._todo.extend(self._run.failed(decision.run, error.with_traceback(None), self._now_ns()))
+                self._todo.extend(self._run.failed(decision.run, _refusal(error, step.model), self._now_ns()))
             return
         self._steps[decision.run] = (model, pending)
 
@@ -304,6 +307,14 @@ class EnsembleRequest:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _refusal(error: Exception, model: str) -> InferError:
+    """Return why a step cannot begin, without the frames that hold the request; a fault of our own goes to the log."""
+    if isinstance(error, InferError):
+        return error.with_traceback(None)
+    _log.error("a step of model %s could not begin", model, exc_info=error)
+    return internal("the server failed to begin it; its log has the reason")
 
 
 def _tensor(take: Take) -> Any:
