@@ -69,7 +69,7 @@ def test_processes_of_a_model_add_up_to_one_counter(server: RunningServer) -> No
     with ThreadPoolExecutor(1) as pool:
         ask(server, of="apart", do="count", name="my_sum", by=[1])
         first = ask(server, of="apart", do="pid")
-        asleep = pool.submit(ask, server, of="apart", do="sleep", seconds=1)
+        asleep = pool.submit(ask, server, of="apart", do="sleep", seconds=3)
         while ask(server, of="apart", do="pid") == first:
             assert not asleep.done()
         assert ask(server, of="apart", do="count", name="my_sum", by=[10]) == 11

@@ -170,7 +170,7 @@ async def test_what_is_answered_is_freed_without_the_collector(door):
         door.data.streams.clear()
         door.data.requests.clear()
         async with asyncio.timeout(5):
-            while alive := [one for one in gc.get_objects() if isinstance(one, StreamRequest | InferenceRequest)]:
+            while alive := [one for one in gc.get_objects() if type(one) in (StreamRequest, InferenceRequest)]:
                 del alive
                 await asyncio.sleep(0.01)
     finally:
