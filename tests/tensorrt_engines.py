@@ -43,9 +43,7 @@ def engine(
 def add_sub(*most: int, **more: Any) -> bytes:
     """Return an engine of INPUT0 + INPUT1 and INPUT0 - INPUT1, rows of 4, with a profile for batches up to each of `most`."""
     tensors = [tensor(f"{kind}{number}", (-1, 4)) for kind in ("INPUT", "OUTPUT") for number in range(2)]
-    profiles = [
-        profile(**{name: ((1, 4), (size, 4), (size, 4)) for name in ("INPUT0", "INPUT1")}) for size in most or (8,)
-    ]
+    profiles = [profile(**dict.fromkeys(("INPUT0", "INPUT1"), ((1, 4), (size, 4), (size, 4)))) for size in most or (8,)]
     return engine("add_sub", tensors, *profiles, **more)
 
 
