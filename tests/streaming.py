@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -61,7 +62,9 @@ class HttpStream(Stream):
     async def next(self) -> np.ndarray | None:
         if not self._head:
             head = (await self._reader.readuntil(b"\r\n\r\n")).decode()
-            assert head.startswith("HTTP/1.1 200"), head
+            if not head.startswith("HTTP/1.1 200"):
+                (length,) = re.findall(r"(?i)content-length: (\d+)", head)
+                raise AssertionError(head + (await self._reader.readexactly(int(length))).decode())
             self._head = True
         size = int(await self._reader.readuntil(b"\r\n"), 16)
         chunk = await self._reader.readexactly(size + 2)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from onnx_models import save, tensor
+from onnx_models import identity, save, tensor
 from repositories import add_identity, add_onnx
 from sequence_models import START_CONTROL, STATE, accumulator, oldest
 
@@ -128,16 +128,52 @@ class TritonPythonModel:
                 if sender.is_cancelled():
                     break
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", value)]))
-                time.sleep(int(asked["response_delay_ms"]) / 1000)
+                time.sleep(int(asked.get("response_delay_ms", 0)) / 1000)
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+_PYTHON_ECHO = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        arrays = [pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]) for array in arrays]
+"""
+_TORCH_ECHO = """
+import torch
+
+
+class Echo(torch.nn.Module):
+    def forward(self, INPUT0):
+        return INPUT0
+"""
+_CALLER = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        asked = pb_utils.InferenceRequest(
+            model_name=CALLEE, requested_output_names=["OUTPUT0"], inputs=request.inputs()
+        )
+        response = asked.exec()
+        if response.has_error():
+            return pb_utils.InferenceResponse(error=response.error())
+        return pb_utils.InferenceResponse(response.output_tensors())
 """
 STREAMING = ("identity", "python")
 
 
-def fragile_config(backend: str, *, dims: str = "1", max_batch_size: int = 1, instances: int = 1) -> str:
+def fragile_config(
+    backend: str, *, dims: str = "1", max_batch_size: int = 1, instances: int = 1, datatype: str = "INT32"
+) -> str:
     return f"""backend: "{backend}" max_batch_size: {max_batch_size}
-        input [ {{ name: "INPUT0" data_type: TYPE_INT32 dims: [ {dims} ] }} ]
-        output [ {{ name: "OUTPUT0" data_type: TYPE_INT32 dims: [ {dims} ] }} ]
+        input [ {{ name: "INPUT0" data_type: TYPE_{datatype} dims: [ {dims} ] }} ]
+        output [ {{ name: "OUTPUT0" data_type: TYPE_{datatype} dims: [ {dims} ] }} ]
         instance_group [ {{ kind: KIND_CPU count: {instances} }} ]"""
 
 
@@ -163,11 +199,28 @@ def add_code(repository: Path, name: str, config: str, code: str) -> Path:
     return folder
 
 
-def add_accumulator(repository: Path, name: str, backend: str) -> Path:
+def add_echo(repository: Path, name: str, backend: str) -> Path:
+    """Write a model that gives INT32 rows of any length back, of several requests at once."""
+    batching = "dynamic_batching { max_queue_delay_microseconds: 1000 }"
+    if backend == "identity":
+        return add_identity(
+            repository, name, datatype="INT32", max_batch_size=8, extra=batching, allow_misbehaviour="false"
+        )
+    config = fragile_config(backend, dims="-1", max_batch_size=8) + batching
+    if backend == "onnxruntime":
+        return add_onnx(repository, name, lambda path: identity(path, TensorProto.INT32), config=config)
+    return add_code(repository, name, config, _PYTHON_ECHO if backend == "python" else _TORCH_ECHO)
+
+
+def add_caller(repository: Path, name: str, callee: str) -> Path:
+    """Write a Python model that asks another, and gives what it answers, or its error."""
+    return add_code(repository, name, fragile_config("python"), _CALLER.replace("CALLEE", repr(callee)))
+
+
+def add_accumulator(repository: Path, name: str, backend: str, idle_s: float = 60) -> Path:
     """Write a model whose answers are the sums of the numbers of a sequence; the server keeps them."""
-    batching = (
-        f"""sequence_batching {{ max_sequence_idle_microseconds: 60000000 {oldest(4)} {START_CONTROL} {STATE} }}"""
-    )
+    idle = f"max_sequence_idle_microseconds: {round(idle_s * 1e6)}"
+    batching = f"sequence_batching {{ {idle} {oldest(4)} {START_CONTROL} {STATE} }}"
     if backend == "identity":
         batching = batching.replace(START_CONTROL, "")
         return add_identity(
@@ -183,8 +236,8 @@ def add_streaming(repository: Path, name: str, backend: str) -> Path:
     """Write a decoupled model that gives a number back `responses` times, `response_delay_ms` apart, as parameters say."""
     decoupled = "model_transaction_policy { decoupled: true }"
     if backend == "identity":
-        return add_identity(repository, name, datatype="INT32", dims="1", max_batch_size=1, extra=decoupled)
-    return add_code(repository, name, fragile_config(backend) + decoupled, _PYTHON_STREAM)
+        return add_identity(repository, name, dims="1", max_batch_size=1, extra=decoupled)
+    return add_code(repository, name, fragile_config(backend, datatype="FP32") + decoupled, _PYTHON_STREAM)
 
 
 def fragile_onnx(path: Path) -> Path:

@@ -304,8 +304,8 @@ def streamed(
 ) -> list:
     """Return the numbers that came in a stream of the stock client, and its error, if any."""
     arrived: queue.Queue = queue.Queue()
-    tensor = grpcclient.InferInput("INPUT0", [1, 1], "INT32")
-    tensor.set_data_from_numpy(np.array([[7]], np.int32))
+    tensor = grpcclient.InferInput("INPUT0", [1, 1], "FP32")
+    tensor.set_data_from_numpy(np.array([[7]], np.float32))
     got: list = []
     with grpcclient.InferenceServerClient(server.grpc) as client:
         client.start_stream(lambda result, error: arrived.put(error or result))
