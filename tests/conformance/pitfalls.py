@@ -6,23 +6,15 @@ Each fault is told in a sentence, with the points that a server has to get right
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from conformance.pitfall import Pitfall
+from conformance.pitfalls_of_models import MODEL_PITFALLS
 
 BACKEND_FAULTS = "chaos/test_backend_faults.py::"
 ARCHIVES = "unit/test_archives.py::"
-RELOADED = "integration/test_environments.py::"
-UNLIKE = "integration/test_unlike_shapes.py::"
-SEQUENCE_DRIVER = "unit/test_sequence_driver.py::"
+MODELS = "conformance/test_model_pitfalls.py::"
+ENSEMBLES = "integration/test_ensembles.py::"
+PYTHON = "integration/test_python_models.py::"
 MEMORY_CHAOS = "chaos/test_shared_memory.py::"
-
-
-class Pitfall(NamedTuple):
-    """One fault."""
-
-    area: str
-    told: str
-    points: dict[str, tuple[str, ...]]
-
 
 HTTP_AND_TENSORS = [
     Pitfall(
@@ -110,6 +102,7 @@ HTTP_AND_TENSORS = [
             "what is no integer": ("table:'1.5' of float for INT32", "table:'2' of int for BOOL"),
             "outputs of a model": (
                 BACKEND_FAULTS + "test_an_answer_that_breaks_the_configuration_is_an_error_for_that_request_alone",
+                PYTHON + "test_what_a_model_does_wrongly_is_named_in_the_error",
             ),
             "every digit": ("table:INT64 text identity [7]", "table:UINT64 text identity [7]"),
         },
@@ -120,6 +113,8 @@ HTTP_AND_TENSORS = [
         {
             "32 clients with strings of every length": (
                 "integration/test_batching.py::test_strings_stay_whole_under_load",
+                ENSEMBLES + "test_strings_of_many_clients_keep_every_byte",
+                MODELS + "test_strings_of_many_clients_stay_whole_through_two_python_models",
                 "property/test_http_fuzz.py::test_strings_survive_json_both_ways_byte_by_byte",
             ),
         },
@@ -141,6 +136,9 @@ HTTP_AND_TENSORS = [
             "in the models' frameworks": (
                 "e2e/test_empty_tensors.py::test_no_elements_come_back_as_no_elements",
                 "e2e/test_empty_tensors.py::test_an_output_that_turns_out_empty_is_an_answer",
+                "e2e/test_torch_models.py::test_no_elements_come_back_as_no_elements",
+                PYTHON + "test_every_type_comes_back_as_it_went",
+                MODELS + "test_a_python_model_may_answer_with_no_elements",
             ),
             "a batch of nothing": ("table:a batch of nothing",),
             "dimensions that no array can have beside the 0": ("table:a huge dimension beside a zero",),
@@ -379,63 +377,4 @@ SECURITY = [
     ),
 ]
 
-UNLIKE_REQUESTS = [
-    Pitfall(
-        "schedulers",
-        "requests of unlike shapes are joined, and one client gets the rows of another",
-        {
-            "never in one execution, and nobody waits for the full delay": (
-                UNLIKE + "test_unlike_shapes_are_never_in_one_execution_and_do_not_wait_for_each_other",
-            ),
-            "an optional input that half of them leave out": (
-                UNLIKE + "test_requests_that_leave_an_optional_input_out_are_not_mixed_with_those_that_give_it",
-            ),
-            "ragged: together, and each gets its own": (
-                UNLIKE + "test_ragged_requests_share_an_execution_and_each_gets_its_own",
-                UNLIKE + "test_a_model_is_told_where_ragged_requests_end_and_its_outputs_are_shared_out",
-                UNLIKE + "test_a_python_model_sees_each_ragged_request_in_its_own_shape_and_the_inputs_that_came",
-            ),
-            "padded: the same": (UNLIKE + "test_padded_requests_share_an_execution_and_get_back_their_own_length",),
-        },
-    ),
-]
-
-ENVIRONMENTS = [
-    Pitfall(
-        "repository, load and unload",
-        "a model that is loaded again runs in the Python environment of before",
-        {
-            "an archive replaced at its path": (
-                RELOADED + "test_an_archive_that_is_replaced_at_its_path_is_what_runs_after_a_load",
-                "unit/test_environment.py::test_other_content_at_the_same_path_is_another_environment",
-            ),
-            "a folder in which packages come and go": (
-                "unit/test_environment.py::test_a_change_of_the_environment_is_a_change_of_the_model",
-            ),
-        },
-    ),
-]
-
-SEQUENCES = [
-    Pitfall(
-        "schedulers",
-        "a sequence that is cancelled frees its slot twice, and two others get one state",
-        {
-            "the report's own case, at both doors and for each strategy": (
-                "chaos/test_sequences.py::test_a_cancelled_sequence_frees_its_slot_once",
-            ),
-            "at every moment, with idle time, restarts and lost processes": (
-                "chaos/test_sequences.py::test_a_storm_never_mixes_sums_and_leaves_no_sequence_behind",
-            ),
-            "while one of its requests runs": (
-                SEQUENCE_DRIVER
-                + "test_cancelling_a_request_cancels_what_waits_of_its_sequence_and_frees_the_slot_once",
-            ),
-            "the state of one is never what another begins with": (
-                "unit/test_backend_sequences.py::test_nothing_is_kept_of_sequences_that_are_over",
-            ),
-        },
-    ),
-]
-
-PITFALLS = [*HTTP_AND_TENSORS, *GRPC, *SHARED_MEMORY, *SETTINGS, *SECURITY, *UNLIKE_REQUESTS, *SEQUENCES, *ENVIRONMENTS]
+PITFALLS = [*HTTP_AND_TENSORS, *GRPC, *SHARED_MEMORY, *SETTINGS, *SECURITY, *MODEL_PITFALLS]

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.pitfalls import PITFALLS, Pitfall
+from conformance.pitfall import Pitfall
+from conformance.pitfalls import PITFALLS
 from conformance.table import (
     access,
     arrays,
