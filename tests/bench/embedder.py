@@ -1,12 +1,15 @@
 """What batches bring to a real model: all-MiniLM-L6-v2 behind its tokenizer, with batches and one text at a time.
 
 `python tests/bench/embedder.py` prints texts a second at both settings and their ratio, for each form of the network.
+Two servers take turns, so that what else happens on the machine meets both.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
+import statistics
 import sys
 import tempfile
 import time
@@ -50,29 +53,32 @@ def texts_a_second(server: RunningServer, model: str, clients: int, seconds: flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=5, help="in which both settings take turns")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         folder = Path(scratch)
         files = write_encoders(folder)
-        found: dict[tuple[str, int], float] = {}
+        servers: dict[int, RunningServer] = {}
         for max_batch_size in (1, 32):
             repository = folder / f"models_{max_batch_size}"
             repository.mkdir()
             add_embedder(repository, files, max_batch_size=max_batch_size, delay_us=0)
-            with running(repository) as server:
-                for form in FORMS:
-                    model = f"minilm_{form}"
-                    texts_a_second(server, model, options.clients, 1.0)
-                    before = figures(server, f"encoder_{form}")
-                    found[form, max_batch_size] = texts_a_second(server, model, options.clients, options.seconds)
-                    added = figures(server, f"encoder_{form}").since(before)
-                    print(
-                        f"{form:5} batches of up to {max_batch_size:2}: {found[form, max_batch_size]:7.1f} texts/s, "
-                        f"{added.rows / added.executions:5.1f} in an execution"
-                    )
+            servers[max_batch_size] = stack.enter_context(running(repository))
         for form in FORMS:
-            print(f"{form}: batches bring {found[form, 32] / found[form, 1]:.2f} times as much")
+            found: dict[int, list[float]] = {size: [] for size in servers}
+            for _ in range(options.rounds):
+                for size, server in servers.items():
+                    rate = texts_a_second(server, f"minilm_{form}", options.clients, options.seconds)
+                    found[size].append(rate)
+            for size, server in servers.items():
+                told = figures(server, f"encoder_{form}")
+                print(
+                    f"{form:5} batches of up to {size:2}: {statistics.median(found[size]):7.1f} texts/s "
+                    f"({min(found[size]):.1f} to {max(found[size]):.1f}), {told.rows / told.executions:4.1f} in an execution"
+                )
+            ratios = [batched / single for single, batched in zip(found[1], found[32], strict=True)]
+            print(f"{form}: batches bring {statistics.median(ratios):.2f} times as much")
 
 
 if __name__ == "__main__":
