@@ -5,13 +5,13 @@ All have one instance, one thread, and a dynamic batcher that waits for nobody, 
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
-import torch
 from onnx import TensorProto, helper, numpy_helper
 
 MAX_BATCH_SIZE = 64
@@ -84,7 +84,8 @@ def build(repository: Path) -> None:
     ]
     _onnx_model(repository / "add_sub", ADD_SUB, add_sub)
     _onnx_model(repository / "mlp_onnx", MLP, *_perceptron())
-    _torch_perceptron(repository / "mlp_torch")
+    if importlib.util.find_spec("torch") is not None:
+        _torch_perceptron(repository / "mlp_torch")
     _onnx_model(repository / "identity_onnx", IDENTITY, [helper.make_node("Identity", ["INPUT0"], ["OUTPUT0"])])
     _configure(repository / "identity_img", IDENTITY, 'backend: "identity"')
     _python_model(repository / "add_sub_python", ADD_SUB, _ADD_SUB_BODY)
@@ -109,6 +110,8 @@ def _perceptron() -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
 
 def _torch_perceptron(directory: Path) -> None:
     version = _configure(directory, MLP, _PYTORCH)
+    import torch  # not needed for what else is measured
+
     weights = [torch.from_numpy(numpy_helper.to_array(tensor).copy()) for tensor in _perceptron()[1]]
     module = torch.nn.Sequential(
         torch.nn.Linear(_FEATURES, _HIDDEN), torch.nn.ReLU(), torch.nn.Linear(_HIDDEN, _CLASSES)
