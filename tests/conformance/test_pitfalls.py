@@ -6,6 +6,8 @@ import ast
 import contextlib
 import functools
 import gzip
+import importlib
+import pkgutil
 import socket
 import struct
 from collections.abc import Iterator
@@ -15,23 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conformance import table
 from conformance.pitfall import Pitfall
 from conformance.pitfalls import PITFALLS
-from conformance.table import (
-    access,
-    arrays,
-    generate,
-    health,
-    http_bodies,
-    loading,
-    memory,
-    memory_use,
-    parameters,
-    refusals,
-    repository,
-    settings,
-    streams,
-)
+from conformance.table import health
 from conformance.table.asking import GOOD, asking
 from conformance.table.cases import HTTP_STATUS, Refused, kind
 from conformance.table.tensors import Infer, Tensor, grpc_message
@@ -44,22 +33,17 @@ DOORS = ("http", "grpc")
 
 @functools.cache
 def rows() -> list[str]:
-    modules = (
-        arrays,
-        generate,
-        health,
-        http_bodies,
-        loading,
-        memory,
-        memory_use,
-        parameters,
-        refusals,
-        repository,
-        settings,
-        streams,
-    )
-    groups = [getattr(module, name, []) for module in modules for name in ("CASES", "CLOSED_CASES", "NONE_CASES")]
-    return [case.name for group in (*groups, access.RESTRICTED_CASES, access.FORWARDED_CASES) for case in group]
+    """Names of the table's cases: of every list of them in every module of the package."""
+    modules = [
+        importlib.import_module(f"{table.__name__}.{found.name}") for found in pkgutil.iter_modules(table.__path__)
+    ]
+    return [
+        case.name
+        for module in modules
+        for name in vars(module)
+        if name.endswith("CASES")
+        for case in vars(module)[name]
+    ]
 
 
 @functools.cache
