@@ -1,32 +1,25 @@
-"""The metrics service: names, labels and values as a scraper reads them."""
+"""The metrics: names, labels and values as a scraper reads them."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gzip
 import os
-import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from types import SimpleNamespace
 
-import aiohttp
 import pytest
-from prometheus_client import CollectorRegistry, Metric
+from prometheus_client import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from headrace.clock import SystemClock
-from headrace.config import MetricsSettings, load_config
-from headrace.observability.metrics import BackendProcess, MetricsCollector, MetricsServer, ModelMetrics, ModelSeries
+from headrace.observability.metrics import BackendProcess, MetricsCollector, ModelSeries
 from headrace.observability.processes import process_usage
 from headrace.observability.snapshot import Snapshot
-from headrace.observability.statistics import ModelStatistics
-from headrace_protocol.errors import ErrorCode, FailureReason, InferError
+from metrics_scrapes import Models, busy_statistics, model, samples, scrape, settings, text_of
 
-OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 COUNTERS = (
     "nv_inference_request_success",
     "nv_inference_request_failure",
@@ -35,58 +28,6 @@ COUNTERS = (
 )
 PARTS = ("request", "queue", "compute_input", "compute_infer", "compute_output")
 EVERYTHING = ("histogram_latencies=true", "summary_latencies=true")
-
-
-def settings(*metrics_config: str, argv: tuple[str, ...] = ()) -> MetricsSettings:
-    options = ["--model-repository=.", "--metrics-address=127.0.0.1", "--metrics-port=0", "--http-port=0", *argv]
-    return load_config([*options, *(f"--metrics-config={item}" for item in metrics_config)], {}).metrics
-
-
-def busy_statistics() -> ModelStatistics:
-    statistics = ModelStatistics(summaries=True)
-    statistics.record_success(4, 5_000_000, 1_000_000, 20_000, 3_900_000, 80_000, 1)
-    statistics.record_execution(4, 20_000, 3_900_000, 80_000)
-    statistics.record_failure(FailureReason.REJECTED, 7)
-    statistics.pending = 3
-    return statistics
-
-
-def model(name: str = "m", **changes: object) -> ModelMetrics:
-    values: dict[str, object] = {
-        "name": name,
-        "version": 2,
-        "statistics": busy_statistics(),
-        "ready": True,
-        "load_seconds": 1.5,
-        "queue_depth": 2,
-        "restarts": 1,
-    }
-    return ModelMetrics(**(values | changes))  # type: ignore[arg-type]
-
-
-class Models:
-    def __init__(self, *models: ModelMetrics) -> None:
-        self.loaded = list(models)
-
-    def models(self) -> list[ModelMetrics]:
-        return self.loaded
-
-
-def samples(text: str) -> dict[str, float]:
-    """Return the samples as they stand in the text, by name and labels; parsers would rename counters."""
-    lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
-    found = {name: float(value) for name, value in lines}
-    assert len(found) == len(lines), "a series is told twice"
-    return found
-
-
-async def text_of(collector: MetricsCollector, *, openmetrics: bool = False) -> str:
-    encode, _ = choose_encoder(OPENMETRICS if openmetrics else "")
-    return encode(await collector.collect(openmetrics=openmetrics)).decode()
-
-
-async def scrape(*models: ModelMetrics, config: tuple[str, ...] = (), openmetrics: bool = False) -> str:
-    return await text_of(MetricsCollector(Models(*models), settings(*config), SystemClock()), openmetrics=openmetrics)
 
 
 async def test_tritons_counters_have_exactly_tritons_names():
@@ -266,139 +207,6 @@ def test_a_scrape_of_one_model_is_short_enough_for_the_event_loop():
     series = ModelSeries(Snapshot(), settings(), 0)
     one = model()
     assert min(timeit.repeat(lambda: series.add(one, {}), number=1, repeat=20)) < 0.005
-
-
-@contextlib.asynccontextmanager
-async def serving(*models: ModelMetrics) -> AsyncIterator[str]:
-    server = MetricsServer(settings(), MetricsCollector(Models(*models), settings(), SystemClock()))
-    port = await server.start()
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        await server.stop()
-
-
-async def test_metrics_are_served_as_text():
-    async with serving(model()) as url, aiohttp.ClientSession() as client, client.get(f"{url}/metrics") as response:
-        assert response.status == 200
-        assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-        assert samples(await response.text())['nv_inference_count{model="m",version="2"}'] == 4
-
-
-async def test_openmetrics_is_served_to_whom_prefers_it():
-    accept = {"Accept": "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"}
-    async with (
-        serving(model()) as url,
-        aiohttp.ClientSession() as client,
-        client.get(f"{url}/metrics", headers=accept) as answer,
-    ):
-        assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
-        assert (await answer.text()).endswith("# EOF\n")
-
-
-async def test_gzip_is_served_to_whom_accepts_it():
-    async with serving(model()) as url, aiohttp.ClientSession(auto_decompress=False) as client:
-        async with client.get(f"{url}/metrics", headers={"Accept-Encoding": "gzip"}) as response:
-            assert response.headers["Content-Encoding"] == "gzip"
-            assert b"nv_inference_count" in gzip.decompress(await response.read())
-        async with client.get(f"{url}/metrics", headers={"Accept-Encoding": "identity"}) as response:
-            assert "Content-Encoding" not in response.headers
-
-
-async def test_other_paths_are_404_with_a_hint_and_other_methods_405():
-    async with serving() as url, aiohttp.ClientSession() as client:
-        async with client.get(f"{url}/") as response:
-            assert response.status == 404
-            assert "/metrics" in await response.text()
-        async with client.post(f"{url}/metrics") as response:
-            assert response.status == 405
-            assert response.headers["Allow"] == "GET"
-
-
-async def test_more_scrapes_at_once_than_the_limit_are_refused():
-    gate = asyncio.Event()
-    entered = asyncio.Semaphore(0)
-
-    class Waiting(MetricsCollector):
-        async def collect(self, *, openmetrics: bool = False) -> CollectorRegistry:
-            entered.release()
-            await gate.wait()
-            return await super().collect(openmetrics=openmetrics)
-
-    server = MetricsServer(settings(), Waiting(Models(), settings(), SystemClock()))
-    url = f"http://127.0.0.1:{await server.start()}/metrics"
-    async with aiohttp.ClientSession() as client:
-
-        async def status() -> int:
-            async with client.get(url) as response:
-                return response.status
-
-        held = [asyncio.create_task(status()) for _ in range(4)]
-        for _ in held:
-            await entered.acquire()
-        assert await status() == 503
-        gate.set()
-        assert await asyncio.gather(*held) == [200] * 4
-        assert await status() == 200
-    await server.stop()
-
-
-async def test_a_taken_port_is_an_error_that_names_it():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        taken_settings = settings(argv=(f"--metrics-port={port}",))
-        server = MetricsServer(taken_settings, MetricsCollector(Models(), taken_settings, SystemClock()))
-        with pytest.raises(InferError, match=f"metrics service cannot listen on 127.0.0.1:{port}") as caught:
-            await server.start()
-        assert caught.value.code is ErrorCode.UNAVAILABLE
-        await server.stop()
-
-
-async def test_a_port_just_given_up_can_be_taken_at_once():
-    server = MetricsServer(settings(), MetricsCollector(Models(), settings(), SystemClock()))
-    port = await server.start()
-    async with aiohttp.ClientSession() as client, client.get(f"http://127.0.0.1:{port}/metrics") as response:
-        await response.read()
-    await server.stop()
-    again = settings(argv=(f"--metrics-port={port}",))
-    server = MetricsServer(again, MetricsCollector(Models(), again, SystemClock()))
-    assert await server.start() == port
-    await server.stop()
-
-
-@pytest.mark.parametrize(
-    ("accept", "openmetrics"),
-    [
-        ("", False),
-        ("*/*", False),
-        ("text/plain", False),
-        ("application/openmetrics-text", True),
-        ("application/openmetrics-text; version=1.0.0; q=0.8, text/plain;q=0.5", True),
-        (";;;,,,q=", False),
-    ],
-)
-async def test_openmetrics_is_served_where_it_is_asked_for_and_text_to_anyone_else(accept, openmetrics):
-    async with (
-        serving(model()) as url,
-        aiohttp.ClientSession() as client,
-        client.get(f"{url}/metrics", headers={"Accept": accept}) as answer,
-    ):
-        assert answer.status == 200
-        assert answer.content_type == ("application/openmetrics-text" if openmetrics else "text/plain")
-        assert (await answer.text()).endswith("# EOF\n") is openmetrics
-
-
-@pytest.mark.parametrize("version", [b"newest", b"2.\xff", b"", b"1.0.0=1"])
-async def test_a_version_that_makes_no_sense_is_no_error(version):
-    accept = b"application/openmetrics-text; version=" + version
-    async with serving(model()) as url:
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
-        writer.write(b"GET /metrics HTTP/1.1\r\nHost: h\r\nConnection: close\r\nAccept: " + accept + b"\r\n\r\n")
-        answer = await reader.read()
-        writer.close()
-        await writer.wait_closed()
-    assert answer.startswith(b"HTTP/1.1 200 ")
-    assert b"nv_inference_count" in answer
 
 
 async def test_label_values_are_read_back_as_they_were():
