@@ -1,7 +1,8 @@
 """The table of server options: one line an option, which drives argv, environment, YAML and the help text.
 
 Names, defaults and meaning follow tritonserver. An option of Triton's that this server does not serve stands here too,
-so that it is refused (or passed over, where it changes no answer) in words, not as a typing error.
+so that it is refused (or passed over, where it changes no answer) in words, not as a typing error. The file is long
+because the table is: it is read as one, in the order of the help text.
 """
 
 from __future__ import annotations

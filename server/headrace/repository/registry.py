@@ -1,7 +1,8 @@
 """The models of this server by name: leases for requests, operations for the control plane, and what the index tells.
 
 Operations on different models run side by side; those on one begin in the order they were asked for, and a newer one
-takes the place of an older that still loads. What to do is decided in lifecycle.py.
+takes the place of an older that still loads. What to do is decided in lifecycle.py. Leases and operations stand together
+because each ends the other: a model goes with its last lease, and a lease must not be had of one that goes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A client's connection: one request after the other, answers in the order of their requests, and every wait bounded.
 
-It decides nothing about requests: the reader makes them, the endpoints answer them.
+It decides nothing about requests: the reader makes them, the endpoints answer them. One class is long because what a
+connection waits for, writes and may still read is one state, which every event of its transport moves.
 """
 
 from __future__ import annotations
