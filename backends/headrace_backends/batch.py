@@ -23,7 +23,7 @@ from headrace_backends.regions import Place
 from headrace_backends.sequences import BatchSequences
 from headrace_protocol.datatype import BYTES, Array, DataType, element_count, from_numpy
 from headrace_protocol.errors import InferError, cancelled, internal
-from headrace_protocol.messages import Error, Execute, Parameter, Response, Responses
+from headrace_protocol.messages import Execute, Parameter, Response, Responses, error_message
 from headrace_protocol.tensor import ARENA, REGION, Tensor, TensorRef
 
 ALL_REQUESTS: Final = -1
@@ -255,7 +255,7 @@ class Batch:
             for index in range(len(self._message.requests)):
                 if index not in self._answers:
                     missing = cancelled() if index in self._cancelled else error or UNANSWERED
-                    self._answers[index] = Response(index, error=Error(missing.code.value, missing.message))
+                    self._answers[index] = Response(index, error=error_message(missing))
         states: tuple[tuple[int, int], ...] = ()
         if self._sequences is not None:
             self._sequences.commit({index for index, answer in self._answers.items() if answer.error is not None})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace_protocol.datatype import Array
 from headrace_protocol.errors import InferError
-from headrace_protocol.messages import Error, Parameter, RequestHeader, Response
+from headrace_protocol.messages import Parameter, RequestHeader, Response, error_message
 
 if TYPE_CHECKING:
     from headrace_backends.batch import Batch
@@ -105,7 +105,7 @@ class BatchRequest:
 
     def fail(self, error: InferError) -> None:
         """Answer this request with an error; no response follows, and the others of the batch are not touched."""
-        self._batch._answer(Response(self.index, error=Error(error.code.value, error.message)))
+        self._batch._answer(Response(self.index, error=error_message(error)))
 
     def send(
         self, outputs: Mapping[str, Array], parameters: dict[str, Parameter] | None = None, *, final: bool = False

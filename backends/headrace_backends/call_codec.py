@@ -15,8 +15,8 @@ import numpy as np
 
 from headrace_backends.outputs import FrameSpace, SpillFile
 from headrace_protocol.datatype import BY_NAME, Array, Buffer, DataType, of_numpy, to_numpy
-from headrace_protocol.errors import ErrorCode, InferError, internal, invalid
-from headrace_protocol.messages import Call, CallResponse, Error, Parameter
+from headrace_protocol.errors import InferError, internal, invalid
+from headrace_protocol.messages import Call, CallResponse, Error, Parameter, infer_error
 from headrace_protocol.tensor import INLINE, Tensor, TensorRef
 
 LATEST: Final = -1
@@ -185,4 +185,4 @@ def _tensor(tensor: Tensor, memory: memoryview) -> CallTensor:
 
 def decode_error(error: Error) -> InferError:
     """Return an error of the server's as one to raise."""
-    return InferError(ErrorCode.__members__.get(error.code, ErrorCode.INTERNAL), error.message)
+    return infer_error(error)

@@ -43,7 +43,7 @@ from headrace_protocol.messages import (
     Control,
     ControlResult,
     DefineFamily,
-    Error,
+    error_message,
 )
 
 __all__ = ["LATEST", "Call", "CallRequest", "CallResult", "CallTensor", "NoServer", "ServerCalls", "Wire"]
@@ -335,7 +335,7 @@ class ServerCalls:
         for state in list(self._calls.values()):
             self._cancel(state, error)
         for number in list(self._controls):
-            self.on_control_result(ControlResult(number, Error(error.code.value, error.message)))
+            self.on_control_result(ControlResult(number, error_message(error)))
 
     def _read(self, state: _State, result: CallResult) -> CallResult:
         """Note that a response was read; tell the server where that matters to the model."""

@@ -22,7 +22,7 @@ from headrace_backends.streaming import Outlet, StreamingBatch
 from headrace_protocol.arena import Arena
 from headrace_protocol.datatype import ALL, BY_NAME, DataType
 from headrace_protocol.errors import InferError, internal
-from headrace_protocol.messages import BatchDone, Error, Execute, Initialize, Ready
+from headrace_protocol.messages import BatchDone, Execute, Initialize, Ready, error_message
 
 _LOG: Final = logging.getLogger(__name__)
 _BY_CONFIG_NAME: Final = {datatype.config_name: datatype for datatype in ALL}
@@ -105,7 +105,7 @@ def ready(description: ModelDescription, slots: int) -> Ready:
 
 def refusal(error: InferError) -> Ready:
     """Return the answer to an Initialize that failed."""
-    return Ready(error=Error(error.code.value, error.message))
+    return Ready(error=error_message(error))
 
 
 def execute(backend: Backend, batch: Batch, descriptors: Sequence[int] = ()) -> tuple[list[msgspec.Struct], list[int]]:

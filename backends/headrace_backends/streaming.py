@@ -18,7 +18,7 @@ from headrace_backends.model_memory import ModelMemory
 from headrace_backends.outputs import FrameSpace
 from headrace_protocol.datatype import BYTES, Array, DataType
 from headrace_protocol.errors import ErrorCode, InferError, cancelled, internal
-from headrace_protocol.messages import Error, Execute, Parameter, Response, Responses
+from headrace_protocol.messages import Execute, Parameter, Response, Responses, error_message
 
 
 class StreamResponse(NamedTuple):
@@ -131,7 +131,7 @@ class StreamingBatch(Batch):
             error = UNANSWERED
         if error is None:
             return Response(index, empty=True)
-        return Response(index, error=Error(error.code.value, error.message))
+        return Response(index, error=error_message(error))
 
     def _is_answered(self, index: int) -> bool:
         return index not in self._unfinished

@@ -27,14 +27,36 @@ class FailureReason(enum.Enum):
     OTHER = "OTHER"
 
 
+class ErrorDetail(enum.Enum):
+    """What programs want to tell apart within a code; the doors that have words for it say it."""
+
+    CONTEXT_LENGTH = "context_length_exceeded"
+    """A prompt that leaves the model no room."""
+    QUEUE_FULL = "queue_full"
+    """Too much waits: it may be tried again."""
+    RATE_LIMITED = "rate_limited"
+    """The caller asks too often."""
+
+
 class InferError(Exception):
     """A failure with a code and a sentence for the caller that names what is wrong."""
 
-    def __init__(self, code: ErrorCode, message: str, reason: FailureReason = FailureReason.OTHER) -> None:
+    def __init__(
+        self,
+        code: ErrorCode,
+        message: str,
+        reason: FailureReason = FailureReason.OTHER,
+        *,
+        detail: ErrorDetail | None = None,
+        param: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.reason = reason
+        self.detail = detail
+        self.param = param
+        """The field of the request that is wrong, where it is one."""
 
     def __repr__(self) -> str:
         return f"InferError({self.code.value}, {self.message!r})"

@@ -13,9 +13,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from headrace_protocol.errors import ErrorCode, ErrorDetail, FailureReason, InferError
 from headrace_protocol.tensor import Tensor, TensorRef, TensorSpec
 
-PROTOCOL = 3
+PROTOCOL = 4
 
 MAX_CALLS = 1024
 """Calls to models that a process may have under way."""
@@ -26,14 +27,34 @@ MAX_FAMILIES = 256
 MAX_SERIES = 4096
 """Metrics that a process may have, over all its families."""
 
+_DETAILS: Final = {detail.value: detail for detail in ErrorDetail}
+
 Parameter = str | int | bool | float
 
 
 class Error(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A failure: `code` is an ErrorCode name."""
+    """A failure: `code` is an ErrorCode name, `detail` an ErrorDetail value or empty, `param` the field that is wrong."""
 
     code: str
     message: str
+    detail: str = ""
+    param: str = ""
+
+
+def error_message(error: InferError) -> Error:
+    """Return the error as it crosses the boundary."""
+    return Error(error.code.value, error.message, "" if error.detail is None else error.detail.value, error.param or "")
+
+
+def infer_error(error: Error, reason: FailureReason = FailureReason.OTHER) -> InferError:
+    """Return the error that crossed the boundary; a code or detail that is not known becomes INTERNAL, or none."""
+    return InferError(
+        ErrorCode.__members__.get(error.code, ErrorCode.INTERNAL),
+        error.message,
+        reason,
+        detail=_DETAILS.get(error.detail),
+        param=error.param or None,
+    )
 
 
 class Initialize(msgspec.Struct, array_like=True, tag=1, frozen=True):

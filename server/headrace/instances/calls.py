@@ -21,7 +21,15 @@ from headrace.types import MAX_RANK, InferenceRequest, InferenceResponse, InputT
 from headrace_protocol.arena import PAGE
 from headrace_protocol.datatype import BY_NAME, Buffer
 from headrace_protocol.errors import InferError, unavailable
-from headrace_protocol.messages import MAX_CALLS, Call, CallRead, CallResponse, CancelCall, Error, ToBackend
+from headrace_protocol.messages import (
+    MAX_CALLS,
+    Call,
+    CallRead,
+    CallResponse,
+    CancelCall,
+    ToBackend,
+    error_message,
+)
 from headrace_protocol.tensor import INLINE, Tensor, TensorRef
 
 INLINE_BYTES: Final = 32 << 10
@@ -311,7 +319,7 @@ def _encode(number: int, outcome: Outcome) -> tuple[CallResponse, int]:
 
 
 def _failed(number: int, error: InferError) -> CallResponse:
-    return CallResponse(number, error=Error(error.code.value, error.message))
+    return CallResponse(number, error=error_message(error))
 
 
 def _not_handed_over(error: OSError) -> InferError:

@@ -19,7 +19,7 @@ from headrace.types import InferenceResponse, InputTensor, OutputTensor
 from headrace_protocol.arena import ALIGNMENT, Arena
 from headrace_protocol.datatype import BYTES, element_count
 from headrace_protocol.errors import ErrorCode, FailureReason, InferError
-from headrace_protocol.messages import Error, Execute, RequestHeader, Response
+from headrace_protocol.messages import Error, Execute, RequestHeader, Response, infer_error
 from headrace_protocol.tensor import Tensor, TensorRef
 
 _NOWHERE: Final[Mapping[str, Slice]] = {}
@@ -398,7 +398,7 @@ def _read_region(number: int, request: PreparedRequest, source: InputTensor, tar
 
 
 def _backend_error(error: Error) -> InferError:
-    return InferError(ErrorCode.__members__.get(error.code, ErrorCode.INTERNAL), error.message, FailureReason.BACKEND)
+    return infer_error(error, FailureReason.BACKEND)
 
 
 def _header(request: PreparedRequest, in_place: RequestRegions | None) -> RequestHeader:

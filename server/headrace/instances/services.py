@@ -30,10 +30,10 @@ from headrace_protocol.messages import (
     Control,
     ControlResult,
     DefineFamily,
-    Error,
     MetricValues,
     Service,
     TellMetrics,
+    error_message,
 )
 
 _log = logging.getLogger("headrace.instances")
@@ -201,7 +201,7 @@ class ProcessServices:
 
     def _answer(self, number: int, error: InferError | None, value: float = 0.0) -> None:
         if not self._closed:
-            told = None if error is None else Error(error.code.value, error.message)
+            told = None if error is None else error_message(error)
             self._caller.send([ControlResult(number, told, value)])
 
     # --- metrics --------------------------------------------------------------------------------------------------
