@@ -5,6 +5,7 @@ Nothing is fetched and no code of the model's is run: what is not on the disk is
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.utils import logging as transformers_logging
 
 from headrace_backends.llm.gguf_header import read_numbers
+from headrace_backends.llm.gguf_reading import read_once
 from headrace_protocol.errors import invalid, not_found
 
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -64,9 +66,10 @@ def load(path: Path, dtype: str = "auto", *, device: str = "cpu", dummy: bool = 
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
-        config = AutoConfig.from_pretrained(folder, **source)
-        tokenizer = AutoTokenizer.from_pretrained(folder, config=config, **source)
-        model = _dummy(config, wanted) if dummy else _weights(folder, config, wanted, source)
+        with contextlib.nullcontext() if gguf is None else read_once():
+            config = AutoConfig.from_pretrained(folder, **source)
+            tokenizer = AutoTokenizer.from_pretrained(folder, config=config, **source)
+            model = _dummy(config, wanted) if dummy else _weights(folder, config, wanted, source)
     except Exception as error:
         raise invalid(f"cannot load the language model at {path}: {type(error).__name__}: {error}") from error
     finally:
