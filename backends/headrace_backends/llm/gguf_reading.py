@@ -30,7 +30,8 @@ class _PlainReader(gguf.GGUFReader):  # type: ignore[misc]  # the package has no
 
 @lru_cache(maxsize=64)
 def _kind(dtype: Any, order: str) -> np.dtype[Any]:
-    return np.dtype(dtype).newbyteorder(order)
+    kind: np.dtype[Any] = np.dtype(dtype).newbyteorder(order)
+    return kind
 
 
 @contextlib.contextmanager
