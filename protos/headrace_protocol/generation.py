@@ -28,8 +28,8 @@ class TokenChance(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Its text; half a character is U+FFFD."""
     bytes: tuple[int, ...] | None
     """Its exact bytes, from the vocabulary; None for a special token."""
-    logprob: float
-    """Natural logarithm, before temperature, penalties and masks; may be -inf, which JSON has as null."""
+    logprob: float | None
+    """Natural logarithm, before temperature, penalties and masks; -inf, which JSON has not, arrives as None."""
     rank: int
 
 
