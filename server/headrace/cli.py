@@ -1,4 +1,4 @@
-"""The `headrace` command: serve, check, infer, import, version. Parses words, calls the module that does the work, prints.
+"""The `headrace` command: serve, check, infer, chat, import, version. Parses words, calls the module that does the work, prints.
 
 Heavy modules are imported where they are needed, so that help and mistakes are answered at once.
 """
@@ -20,6 +20,7 @@ usage: headrace <command> [...]
   serve    serve the models of a repository
   check    say what is wrong with a repository's models, without serving them
   infer    send one request to a server and print the answer
+  chat     talk with a language model
   import   make a model of a TorchServe archive
   version  print the version
 
@@ -43,6 +44,7 @@ def _run(words: list[str]) -> int:
         "serve": _serve,
         "check": _check,
         "infer": _infer,
+        "chat": _chat,
         "import": _import,
         "version": _version,
     }
@@ -101,6 +103,12 @@ def _check(words: list[str]) -> int:
 
 def _infer(words: list[str]) -> int:
     from headrace.client.command import run
+
+    return run(words)
+
+
+def _chat(words: list[str]) -> int:
+    from headrace.client.chat import run
 
     return run(words)
 
