@@ -1,11 +1,14 @@
 """Guesses of the next tokens from what the prompt and the output already said (prompt lookup). Pure.
 
-A draft is what followed the most recent place where the newest tokens stood before, the longer match first. Guesses that
-keep being wrong cost time, so they pause; and in large batches, where a step's time grows with its tokens, there are none.
+A draft is what followed the most recent place where the newest tokens stood before, the longer match first (prompt lookup
+decoding, Saxena 2023). Its length follows what the request's drafts were worth lately: it doubles while all of a draft is
+right, and goes half the way to what was right where not. Guesses that keep being wrong cost time, so they pause, longer each
+time; and in large batches, where a step's time grows with its tokens, there are none.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,6 +17,8 @@ from headrace_backends.llm.request import GenerationRequest
 
 _CANDIDATES = 16
 """Earlier places that are compared for the longest match."""
+_FIRST_REACH = 4.0
+_LONGEST_PAUSE = 256
 
 
 class Drafter(Protocol):
@@ -30,16 +35,17 @@ class Drafter(Protocol):
 class NgramConfig:
     """How far guesses go."""
 
-    num_speculative_tokens: int = 4
+    num_speculative_tokens: int = 8
+    """Tokens of one draft at most."""
     prompt_lookup_min: int = 2
     """Newest tokens that must have stood before."""
     prompt_lookup_max: int = 4
     disable_above: int = 16
     """Running requests from which on nothing is guessed."""
-    patience: int = 4
+    patience: int = 3
     """Drafts in a row without a right guess after which a request pauses."""
     pause: int = 16
-    """Tokens that a pause lasts."""
+    """Tokens that the first pause lasts. A pause after no right guess since the one before lasts twice as long as that."""
 
     def problems(self) -> list[str]:
         """Return what is wrong with the settings."""
@@ -64,7 +70,12 @@ class _Index:
     """Of each place that a group ended: the place before with the same group, or -1."""
     guessed_at: int = -1
     guess: list[int] = field(default_factory=list)
+    reach: float = _FIRST_REACH
+    """How many tokens the next draft has at most."""
     misses: int = 0
+    """Drafts in a row without a right guess."""
+    pause: int = 0
+    """Tokens that the last pause lasted; 0 after a right guess."""
     paused_until: int = 0
     """Length of the sequence."""
 
@@ -94,7 +105,8 @@ class NgramDrafter:
         if len(tokens) < index.paused_until:
             return []
         end = self._best(index, tokens)
-        index.guess = [] if end is None else self._continued(tokens, end)
+        reach = min(math.ceil(index.reach), self._config.num_speculative_tokens)
+        index.guess = [] if end is None else _continued(tokens, end, reach)
         index.guessed_at = len(tokens)
         return index.guess
 
@@ -111,16 +123,25 @@ class NgramDrafter:
 
     def _learn(self, index: _Index, tokens: list[int]) -> None:
         """See what the last guess was worth."""
-        if not index.guess or len(tokens) == index.guessed_at:
+        guess, index.guess = index.guess, []
+        new = len(tokens) - index.guessed_at
+        if not guess or not new:
             return
-        if tokens[index.guessed_at] == index.guess[0]:
-            index.misses = 0
+        right = 0
+        while right < min(new, len(guess)) and tokens[index.guessed_at + right] == guess[right]:
+            right += 1
+        if right == len(guess):
+            index.reach = min(2.0 * max(index.reach, right), self._config.num_speculative_tokens)
         else:
-            index.misses += 1
+            index.reach = max(1.0, (index.reach + right) / 2)
+        if right:
+            index.misses = index.pause = 0
+            return
+        index.misses += 1
         if index.misses == self._config.patience:
             index.misses = 0
-            index.paused_until = len(tokens) + self._config.pause
-        index.guess = []
+            index.pause = min(2 * index.pause, _LONGEST_PAUSE) or self._config.pause
+            index.paused_until = len(tokens) + index.pause
 
     def _best(self, index: _Index, tokens: list[int]) -> int | None:
         """Return where the longest, then latest, earlier match of the newest tokens ends."""
@@ -140,10 +161,11 @@ class NgramDrafter:
             place = index.earlier[place]
         return best
 
-    def _continued(self, tokens: list[int], end: int) -> list[int]:
-        """Return what followed; where it reaches the end, it goes on with itself."""
-        length = len(tokens)
-        guess: list[int] = []
-        for at in range(end, end + self._config.num_speculative_tokens):
-            guess.append(tokens[at] if at < length else guess[at - length])
-        return guess
+
+def _continued(tokens: list[int], end: int, count: int) -> list[int]:
+    """Return the `count` tokens that followed `end`; where they reach the end, it goes on with itself."""
+    length = len(tokens)
+    guess: list[int] = []
+    for at in range(end, end + count):
+        guess.append(tokens[at] if at < length else guess[at - length])
+    return guess

@@ -86,3 +86,40 @@ def test_settings_that_make_no_sense_are_refused(config: dict[str, int]) -> None
 )
 def test_drafts_stand_up_to_the_first_wrong_one(drafts: list[int], sampled: list[int], stand: list[int]) -> None:
     assert verified(drafts, sampled) == stand
+
+
+def lengths_of_guesses(right: list[int], most: int = 8) -> list[int]:
+    """How long guesses are, the i-th of which has right[i] right tokens."""
+    drafter = NgramDrafter(NgramConfig(num_speculative_tokens=most))
+    request = a_request([7] * 20)
+    found = []
+    for wrong, count in enumerate(right, 100):
+        (tokens,) = drafter.propose([request])
+        found.append(len(tokens))
+        for token in tokens[:count]:
+            request.append(token)
+        if count < len(tokens):
+            for token in (wrong, 7, 7, 7):
+                request.append(token)
+    return found
+
+
+def test_guesses_grow_while_they_are_right_and_shrink_when_not() -> None:
+    assert lengths_of_guesses([8, 8, 8]) == [4, 8, 8]
+    assert lengths_of_guesses([8, 0, 0, 0]) == [4, 8, 4, 2]
+    assert lengths_of_guesses([0, 8, 8, 8]) == [4, 2, 4, 8]
+    assert lengths_of_guesses([8, 8], most=3) == [3, 3]
+
+
+def test_a_pause_without_success_before_it_is_longer() -> None:
+    drafter = NgramDrafter(NgramConfig(prompt_lookup_min=1, patience=1, pause=4))
+    request = a_request([1, 1])
+    guessed_at = []
+    for at in range(40):
+        (tokens,) = drafter.propose([request])
+        if tokens:
+            guessed_at.append(at)
+        request.append(2 if tokens and tokens[0] == 1 else 1)
+    gaps = [later - earlier for earlier, later in zip(guessed_at, guessed_at[1:], strict=False)]
+    assert gaps[0] >= 4
+    assert gaps[1] > gaps[0]
