@@ -9,15 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Final
 
-from headrace_backends.llm.admission import Refusal
+from headrace_backends.llm.admission import Refusal, RefusalReason
 from headrace_backends.llm.detokenizer import Detokenizer, GenerationText, Tokenizer
+from headrace_backends.llm.grammar import GrammarSource
 from headrace_backends.llm.ngram import Drafter
 from headrace_backends.llm.output import GenerationOutput
 from headrace_backends.llm.request import FinishReason, GenerationRequest, child_id, child_seed
 from headrace_backends.llm.scheduler import Progress, Scheduler
 from headrace_backends.llm.step import SchedulerOutput, StepResult
 from headrace_backends.llm.stop import StopStrings
+from headrace_protocol.errors import InferError, internal
+
+_MOST_FORCED: Final = 8
+"""Tokens that a grammar leaves no choice about that are computed at once."""
 
 
 @dataclass(slots=True)
@@ -31,22 +37,34 @@ class _Telling:
 class EngineCore:
     """A scheduler, and the text of its requests."""
 
-    def __init__(self, scheduler: Scheduler, tokenizer: Tokenizer, drafter: Drafter | None = None) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        tokenizer: Tokenizer,
+        drafter: Drafter | None = None,
+        grammars: GrammarSource | None = None,
+    ) -> None:
+        """Without `grammars` no request may say what its text has to be."""
         self.scheduler = scheduler
         self._tokenizer = tokenizer
         self._drafter = drafter
+        self._grammars = grammars
         self._tellings: dict[str, _Telling] = {}
 
     def __len__(self) -> int:
         """Return how many generations wait or run."""
         return len(self.scheduler)
 
-    def add(self, request: GenerationRequest) -> Refusal | None:
-        """Take a request and, for n > 1, its choices (`request.child_id` names them); all or none. Return why not."""
-        choices = [self._with_text(choice) for choice in choices_of(request)]
+    def add(self, *requests: GenerationRequest) -> Refusal | None:
+        """Take requests and, for n > 1, their choices (`request.child_id` names them); all or none. Return why not."""
+        choices = [self._with_text(choice) for request in requests for choice in choices_of(request)]
+        if self._grammars is None and any(request.structured is not None for request in requests):
+            return Refusal(RefusalReason.INVALID, "this model's engine cannot keep its text to a schema or a grammar")
         refused = self.scheduler.add(*choices)
         if refused is None:
             for choice in choices:
+                if choice.structured is not None and self._grammars is not None:
+                    choice.compilation = self._grammars.compile(choice.structured)
                 logprobs = choice.params.logprobs
                 self._tellings[choice.id] = _Telling(None if logprobs is None else 0.0)
         return refused
@@ -56,15 +74,28 @@ class EngineCore:
         request = self.scheduler.abort(request_id, now_ns, reason)
         return None if request is None else self._output(Progress(request))
 
+    def settle(self, now_ns: int) -> list[tuple[str, InferError]]:
+        """Let requests run whose grammar is compiled; return those that are refused because theirs cannot be, and why.
+
+        To be called before `schedule`. Nothing was told of those requests.
+        """
+        if self._grammars is None:
+            return []
+        refused = []
+        for request in self.scheduler.settle(self._grammars.reasoning, now_ns):
+            error = None if request.compilation is None else request.compilation.exception()
+            refused.append((request.id, error if isinstance(error, InferError) else internal(f"its grammar: {error}")))
+            self._forget(request)
+        return refused
+
     def schedule(self, now_ns: int) -> SchedulerOutput:
-        """Return the next step: to be answered by `update` or `fail`."""
+        """Return the next step: to be answered by `update` or `fail`. Empty while all that wait wait for their grammar."""
         return self.scheduler.schedule(now_ns)
 
     def update(self, step: SchedulerOutput, results: Sequence[StepResult], now_ns: int) -> list[GenerationOutput]:
         """Take a step's results; return what is new of each generation that has something new."""
         outputs = self._outputs(self.scheduler.update(step, results, now_ns))
-        if self._drafter is not None:
-            self._draft(self._drafter)
+        self._draft()
         return outputs
 
     def fail(self, step: SchedulerOutput, message: str, now_ns: int) -> list[GenerationOutput]:
@@ -89,10 +120,20 @@ class EngineCore:
             request.bad_word_ids = bad_word_ids(params.bad_words, self._tokenizer)
         return request
 
-    def _draft(self, drafter: Drafter) -> None:
+    def _draft(self) -> None:
+        """Let the next step check what the drafter guesses, and of constrained texts what the grammar makes certain."""
         running = [request for request in self.scheduler.running if request.output_token_ids]
-        for request, guesses in zip(running, drafter.propose(running), strict=True):
-            self.scheduler.set_drafts(request, guesses)
+        if self._drafter is not None:
+            for request, guesses in zip(running, self._drafter.propose(running), strict=True):
+                self.scheduler.set_drafts(request, guesses)
+        for request in running:
+            if request.grammar is not None and (forced := request.grammar.forced()):
+                self.scheduler.set_drafts(request, forced[:_MOST_FORCED])
+
+    def _forget(self, request: GenerationRequest) -> None:
+        del self._tellings[request.id]
+        if self._drafter is not None:
+            self._drafter.forget(request.id)
 
     def _outputs(self, progress: list[Progress]) -> list[GenerationOutput]:
         return [
@@ -118,9 +159,7 @@ class EngineCore:
             prompt_logprobs = tuple(request.prompt_logprobs)
             telling.prompt_logprobs_told = True
         if request.finished:
-            del self._tellings[request.id]
-            if self._drafter is not None:
-                self._drafter.forget(request.id)
+            self._forget(request)
         return GenerationOutput(
             request_id=request.id,
             index=request.index,
@@ -134,6 +173,7 @@ class EngineCore:
             num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=request.num_cached_tokens,
             num_output_tokens=request.num_output_tokens,
+            pooled=pooled_of(request),
             cumulative_logprob=telling.cumulative_logprob,
         )
 
@@ -141,10 +181,17 @@ class EngineCore:
 def choices_of(request: GenerationRequest) -> list[GenerationRequest]:
     """Return the request's n choices: the same prompt, a seed of its own each. The first is the request itself."""
     others = [
-        replace(request, id=child_id(request.id, index), seed=child_seed(request.seed, index), index=index)
-        for index in range(1, request.params.n)
+        replace(request, id=child_id(request.id, at), seed=child_seed(request.seed, at), index=request.index + at)
+        for at in range(1, request.params.n)
     ]
     return [request, *others]
+
+
+def pooled_of(request: GenerationRequest) -> Any:
+    """Return the vector of a request that pools and has ended well, else None."""
+    if request.finish_reason is not FinishReason.LENGTH or request.pooled is None:
+        return None
+    return request.pooled / request.num_prompt_tokens if request.pooling == "mean" else request.pooled
 
 
 def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from headrace_backends.llm.logprobs import PromptLogprobs, TokenLogprobs
@@ -29,6 +31,8 @@ class GenerationOutput(msgspec.Struct, frozen=True, kw_only=True):
     """Of the prompt, found in the prefix cache."""
     num_output_tokens: int
     """So far."""
+    pooled: Any = None
+    """The vector of a request that pools, fp32 [width], not normalised; with its last output."""
     cumulative_logprob: float | None = None
     """Of all tokens so far, where log probabilities were asked for."""
 

@@ -7,12 +7,15 @@ it is computed by the step that samples the one after.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
+from headrace_backends.llm.grammar import Grammar, GrammarState
 from headrace_backends.llm.logprobs import PromptLogprobs
 from headrace_backends.llm.sampling_params import SamplingParams
+from headrace_protocol.generation import StructuredOutput
 
 _MASK = (1 << 64) - 1
 
@@ -31,6 +34,8 @@ class Status(Enum):
     """Where a request is."""
 
     WAITING = "waiting"
+    WAITING_FOR_GRAMMAR = "waiting for its grammar"
+    """Not to be run before what its text has to be is compiled."""
     RUNNING = "running"
     PREEMPTED = "preempted"
     """Waiting again: its blocks were given to others, so its tokens will be computed again."""
@@ -74,6 +79,10 @@ class GenerationRequest:
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     """`params.bad_words` as tokens."""
     text: TextOutput | None = None
+    structured: StructuredOutput | None = None
+    """What its text has to be."""
+    pooling: Literal["last", "mean"] | None = None
+    """Of a request whose prompt's vector is wanted: of its last token, or the mean of all. `params.max_tokens` is 0."""
 
     status: Status = field(default=Status.WAITING, init=False)
     max_tokens: int = field(default=0, init=False)
@@ -93,6 +102,12 @@ class GenerationRequest:
     block_hashes: list[bytes] = field(default_factory=list, init=False)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=lambda: [None], init=False)
     """Of the prompt's tokens as far as computed, if asked for."""
+    pooled: Any = field(default=None, init=False)
+    """The vector, or the sum of those so far (see `step.StepResult.pooled`)."""
+    compilation: Future[Grammar] | None = field(default=None, init=False)
+    """Of `structured`; shared by all choices."""
+    grammar: GrammarState | None = field(default=None, init=False)
+    """Where the output stands in it; set when it is compiled, and kept through preemption."""
     num_preemptions: int = field(default=0, init=False)
     suspect: bool = field(default=False, init=False)
     """A step with it failed: it runs alone until it is known whether it was the cause."""

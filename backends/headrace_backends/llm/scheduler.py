@@ -14,6 +14,7 @@ from typing import NamedTuple
 from headrace_backends.llm.admission import Refusal, RefusalReason, SchedulerConfig, refusal
 from headrace_backends.llm.block_manager import BlockManager
 from headrace_backends.llm.ending import Ending, ending_after
+from headrace_backends.llm.grammar import GrammarError, GrammarState, ReasoningMarks
 from headrace_backends.llm.logprobs import TokenLogprobs
 from headrace_backends.llm.request import FinishReason, GenerationRequest, Status
 from headrace_backends.llm.step import ScheduledRequest, SchedulerOutput, StepResult, contradiction
@@ -29,6 +30,9 @@ class SchedulerStats:
     """Tokens that were looked for in the prefix cache."""
     prefix_cache_hits: int = 0
     """Of these, tokens that were found."""
+    prompt_tokens: int = 0
+    """Of requests that began to run."""
+    generation_tokens: int = 0
     num_drafts: int = 0
     """Rows that carried guesses."""
     num_draft_tokens: int = 0
@@ -82,6 +86,10 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def num_waiting_tokens(self) -> int:
+        return self._waiting.num_tokens
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
 
@@ -115,8 +123,35 @@ class Scheduler:
             request.order = self._arrivals
             self._arrivals += 1
             self._requests[request.id] = request
+            if request.structured is not None:
+                request.status = Status.WAITING_FOR_GRAMMAR
             self._waiting.push(request)
         return None
+
+    def settle(self, marks: ReasoningMarks | None, now_ns: int) -> list[GenerationRequest]:
+        """Let requests run whose grammar is compiled; return those that end because theirs cannot be.
+
+        `marks` are those of the model's reasoning, if it has any.
+        """
+        failed = []
+        for request in self._waiting.held:
+            compilation, structured = request.compilation, request.structured
+            if compilation is None or structured is None or not compilation.done():
+                continue
+            if compilation.exception() is not None:
+                failed.append(request)
+                self._finish(request, FinishReason.ERROR, now_ns)
+                continue
+            params = request.params
+            ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else request.eos_token_ids)
+            request.grammar = GrammarState(
+                compilation.result().matcher(),
+                ends,
+                marks if structured.after_reasoning else None,
+                request.prompt_token_ids,
+            )
+            self._waiting.release(request)
+        return failed
 
     def abort(
         self, request_id: str, now_ns: int, reason: FinishReason = FinishReason.ABORT
@@ -133,9 +168,10 @@ class Scheduler:
             self.config.max_model_len - request.num_tokens - 1, request.max_tokens - request.num_output_tokens - 1
         )
         caught_up = request.num_computed_tokens == request.num_tokens - 1
-        request.draft_token_ids = (
-            list(token_ids[: max(0, most)]) if request.status is Status.RUNNING and caught_up else []
-        )
+        guesses = list(token_ids[: max(0, most)]) if request.status is Status.RUNNING and caught_up else []
+        if guesses and request.grammar is not None:
+            guesses = guesses[: request.grammar.validate(guesses)]
+        request.draft_token_ids = guesses
 
     def schedule(self, now_ns: int) -> SchedulerOutput:
         """Choose the next step's tokens and give them their blocks. Empty: nothing waits or runs, and no step is under way."""
@@ -174,6 +210,8 @@ class Scheduler:
                 try:
                     progress.append(self._advance(entry, result, now_ns))
                     continue
+                except GrammarError as error:
+                    problem = str(error)
                 except Exception as error:  # a tokenizer that fails on one request's text
                     problem = f"{type(error).__name__}: {error}"
             self._fail_one(entry, problem, now_ns)
@@ -201,13 +239,16 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Assert what must hold between any two calls."""
-        waiting = list(self._waiting)
+        waiting = [*self._waiting, *self._waiting.held]
         assert sorted(map(id, [*waiting, *self._running])) == sorted(map(id, self._requests.values()))
         assert len(self._running) <= self.config.max_num_seqs
-        assert [self._key(request) for request in waiting] == sorted(map(self._key, waiting))
+        assert list(map(self._key, self._waiting)) == sorted(map(self._key, self._waiting))
         assert self._waiting.num_tokens == sum(request.num_tokens for request in waiting)
         for request in waiting:
-            assert request.status in {Status.WAITING, Status.PREEMPTED}, f"{request.id} waits and is {request.status}"
+            assert request.status not in {Status.RUNNING, Status.FINISHED}, (
+                f"{request.id} waits and is {request.status}"
+            )
+            assert request.grammar is not None or request.structured is None or request in self._waiting.held
             assert (request.num_computed_tokens, request.block_table, request.draft_token_ids) == (0, [], [])
         for request in self._running:
             assert request.status is Status.RUNNING, f"{request.id} runs and is {request.status}"
@@ -282,6 +323,7 @@ class Scheduler:
         if request.scheduled_ns is None:
             request.scheduled_ns = now_ns
             request.num_cached_tokens = hit
+            self.stats.prompt_tokens += request.num_prompt_tokens
             self.stats.prefix_cache_queries += request.num_tokens
             self.stats.prefix_cache_hits += hit
         request.status = Status.RUNNING
@@ -290,7 +332,7 @@ class Scheduler:
 
     def _lookup(self, request: GenerationRequest) -> list[int]:
         params = request.params
-        if params.skip_reading_prefix_cache or params.prompt_logprobs is not None:
+        if params.skip_reading_prefix_cache or params.prompt_logprobs is not None or request.pooling == "mean":
             return []
         return self.blocks.lookup(request)
 
@@ -330,6 +372,8 @@ class Scheduler:
             self.stats.count_drafts(entry.num_drafts, accepted)
         if request.params.prompt_logprobs is not None:
             request.prompt_logprobs.extend(result.prompt_logprobs[len(request.prompt_logprobs) - entry.start - 1 :])
+        if result.pooled is not None:
+            request.pooled = result.pooled if request.pooled is None else request.pooled + result.pooled
         before = request.num_output_tokens
         ending = None
         for token in result.token_ids:
@@ -341,6 +385,7 @@ class Scheduler:
             ending = Ending(FinishReason.LENGTH)
         self.blocks.register(request, entry.start)
         taken = request.num_output_tokens - before
+        self.stats.generation_tokens += taken
         if taken and request.first_token_ns is None:
             request.first_token_ns = now_ns
         if ending is not None:
@@ -358,6 +403,7 @@ class Scheduler:
         request.status = Status.PREEMPTED
         request.num_computed_tokens = 0
         request.draft_token_ids = []
+        request.pooled = None
         request.num_preemptions += 1
         self.stats.num_preemptions += 1
         self._preempted_ids.append(request.id)

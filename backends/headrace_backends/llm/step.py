@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from headrace_backends.llm.logprobs import PromptLogprobs, TokenLogprobs
 from headrace_backends.llm.request import GenerationRequest
@@ -70,6 +70,9 @@ class StepResult:
     """One of each token, if the request wants them."""
     prompt_logprobs: Sequence[PromptLogprobs] = ()
     """Of the prompt tokens whose predecessor was computed by this step, in order: token start+1 and so on."""
+    pooled: Any = None
+    """Of a request that pools, fp32 [width]: for the mean the sum of the hidden states of the step's tokens; for the last,
+    the hidden state of the prompt's last token, from the step that computes it."""
     error: str | None = None
     """Ends this request alone."""
 
@@ -79,6 +82,12 @@ class ModelRunner(Protocol):
 
     def execute(self, step: SchedulerOutput) -> Sequence[StepResult]:
         """Compute a step; one result of each scheduled request, in order. Whatever it raises ends the step's requests."""
+
+
+def pools(entry: ScheduledRequest) -> bool:
+    """Say whether a vector is wanted of these tokens."""
+    request = entry.request
+    return request.pooling == "mean" or (request.pooling == "last" and entry.end == request.num_prompt_tokens)
 
 
 def verified(draft_token_ids: Sequence[int], sampled: Sequence[int]) -> list[int]:
@@ -102,6 +111,8 @@ def contradiction(entry: ScheduledRequest, result: StepResult) -> str | None:
     if tuple(result.token_ids[: count - 1]) != tuple(entry.draft_token_ids[: max(0, count - 1)]):
         return "the model gave other tokens than the drafts that it accepted"
     params = entry.request.params
+    if result.pooled is None and pools(entry):
+        return "the model gave no vector"
     if params.logprobs is not None and len(result.logprobs or ()) != count:
         return f"the model gave {len(result.logprobs or ())} log probabilities for {count} tokens"
     if params.prompt_logprobs is not None:

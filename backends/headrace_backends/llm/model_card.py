@@ -1,0 +1,78 @@
+"""What a model of ours says of itself: most of it out of its chat template and its generation_config.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+from headrace_backends.llm.loading import LoadedModel
+from headrace_backends.llm.settings import Settings
+from headrace_backends.llm.text_codec import HfTextCodec
+from headrace_protocol.errors import invalid
+from headrace_protocol.generation import AdapterCard, ModelCard, Task
+
+_TOOL_MARKS: Final = (
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("hermes", ("<tool_call>",)),
+    ("pythonic", ("[func_name1(", "[func1(", "func_name(")),
+    ("llama3_json", ("<|python_tag|>", '"parameters"', "ipython")),
+)
+"""What templates of models say that write calls of tools in each way; the first that is there counts."""
+_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def card_of(settings: Settings, loaded: LoadedModel, text: HfTextCodec, max_model_len: int) -> ModelCard:
+    template = text.template_with_tools or ""
+    tasks: tuple[Task, ...] = ("generate", "embed") if settings.task == "auto" else ()
+    if settings.task != "auto":
+        tasks = ("embed",) if settings.task == "embed" else ("generate",)
+    return ModelCard(
+        max_model_len=max_model_len,
+        vocab_size=loaded.vocab_size,
+        tasks=(*tasks, "tokenize", "detokenize"),
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        has_chat_template=bool(template),
+        tool_format=_chosen(settings.tool_call_parser, tool_format_of(template)),
+        reasoning_format=_chosen(settings.reasoning_parser, reasoning_format_of(template)),
+        adapters=tuple(AdapterCard(name) for name in settings.lora_modules),
+        aliases=settings.served_model_name,
+        sampling_defaults=sampling_defaults(settings, loaded),
+        max_logprobs=loaded.vocab_size if settings.max_logprobs < 0 else settings.max_logprobs,
+        embedding_width=int(loaded.model.config.get_text_config().hidden_size),
+    )
+
+
+def tool_format_of(template: str) -> str | None:
+    """Return how a model with that chat template writes calls of tools; None if the template has no tools."""
+    if "tools" not in template:
+        return None
+    return next((name for name, marks in _TOOL_MARKS if any(mark in template for mark in marks)), None)
+
+
+def reasoning_format_of(template: str) -> str | None:
+    """Return how a model with that chat template sets its reasoning apart."""
+    return "think_tags" if "<think>" in template or "</think>" in template else None
+
+
+def sampling_defaults(settings: Settings, loaded: LoadedModel) -> dict[str, float]:
+    """Return the sampling of requests that do not say theirs, by vLLM's rule: the makers' unless the settings say otherwise."""
+    found: dict[str, float] = {}
+    if settings.generation_config == "auto":
+        found = dict(loaded.sampling_defaults)
+    elif settings.generation_config != "vllm":
+        path = Path(settings.generation_config)
+        path = path / "generation_config.json" if path.is_dir() else path
+        try:
+            given = json.loads(path.read_bytes())
+            found = {name: given[name] for name in _DEFAULTS if given.get(name) is not None}
+        except (OSError, ValueError, AttributeError) as error:
+            raise invalid(f"generation_config: cannot read {path}: {error}") from error
+    found |= settings.override_generation_config
+    if "max_new_tokens" in found:
+        found["max_tokens"] = found.pop("max_new_tokens")
+    return found
+
+
+def _chosen(given: str | None, detected: str | None) -> str | None:
+    return detected if given is None else None if given == "none" else given

@@ -1,0 +1,183 @@
+"""Our own engine: a model of transformers under our scheduler, in a thread of its own.
+
+Puts the parts together; what they do is theirs. Implements `engine.Engine`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import torch
+
+from headrace_backends.llm.admission import SchedulerConfig
+from headrace_backends.llm.block_manager import BlockManager
+from headrace_backends.llm.cache_size import cache_size
+from headrace_backends.llm.core import EngineCore
+from headrace_backends.llm.engine import EngineCall, EngineStats, Listener
+from headrace_backends.llm.engine_loop import EngineLoop
+from headrace_backends.llm.kv_cache import bytes_per_block
+from headrace_backends.llm.loading import load
+from headrace_backends.llm.model_card import card_of
+from headrace_backends.llm.ngram import NgramConfig, NgramDrafter
+from headrace_backends.llm.request import GenerationRequest, child_seed
+from headrace_backends.llm.runner import TorchRunner, cached_shapes
+from headrace_backends.llm.scheduler import Scheduler
+from headrace_backends.llm.settings import Settings, parse
+from headrace_backends.llm.text_codec import HfTextCodec
+from headrace_backends.llm.waiting import Policy
+from headrace_protocol.errors import invalid, unsupported
+from headrace_protocol.generation import ModelCard
+
+_LOG: Final = logging.getLogger(__name__)
+_BATCHED_TOKENS: Final = 2048
+
+
+class NativeEngine:
+    """One language model of ours. An `EngineMaker`: constructing checks the settings and loads nothing."""
+
+    def __init__(self, source: Path, settings: Mapping[str, Any], *, threads: int, device: str) -> None:
+        self._settings = parse(settings, source)
+        self._threads = threads
+        self._device = device
+        self._loop: EngineLoop | None = None
+        self._card: ModelCard | None = None
+        self._text: HfTextCodec | None = None
+        self._eos: frozenset[int] = frozenset()
+        _refuse_what_is_not_here(self._settings)
+        if self._settings.ignored:
+            _LOG.info("settings of vLLM that mean nothing here: %s", ", ".join(self._settings.ignored))
+
+    def open(self, listener: Listener) -> None:
+        torch.set_num_threads(self._threads)
+        settings = self._settings
+        loaded = load(settings.model, settings.dtype, device=self._device, dummy=settings.load_format == "dummy")
+        if settings.max_model_len is not None and settings.max_model_len > loaded.max_model_len:
+            raise invalid(
+                f"max_model_len: {settings.max_model_len} tokens are more than the model was made for, {loaded.max_model_len}"
+            )
+        block_bytes = bytes_per_block(cached_shapes(loaded.model), settings.block_size, loaded.dtype)
+        blocks, length = cache_size(settings, block_bytes, loaded.max_model_len, self._device)
+        runner = TorchRunner(loaded.model, blocks, settings.block_size, length)
+        self._text = HfTextCodec(
+            loaded.tokenizer,
+            loaded.vocab_size,
+            chat_template=settings.chat_template,
+            trust_request_template=settings.trust_request_chat_template,
+        )
+        self._eos = loaded.eos_token_ids
+        self._card = card_of(settings, loaded, self._text, length)
+        try:
+            scheduler = Scheduler(
+                _limits(settings, length, loaded.vocab_size),
+                BlockManager(blocks, settings.block_size, prefix_caching=settings.enable_prefix_caching),
+            )
+            drafter = _drafter(settings)
+        except ValueError as error:
+            raise invalid(f"model.json: {error}") from error
+        self._loop = EngineLoop(
+            EngineCore(scheduler, self._text, drafter),
+            runner,
+            listener,
+            self._requests,
+            prepare=lambda: torch.set_num_threads(self._threads),  # a setting of each thread's own
+        )
+        self._loop.start()
+
+    @property
+    def card(self) -> ModelCard:
+        assert self._card is not None, "not open"
+        return self._card
+
+    @property
+    def text(self) -> HfTextCodec:
+        assert self._text is not None, "not open"
+        return self._text
+
+    def submit(self, call: EngineCall) -> None:
+        assert self._loop is not None, "not open"
+        self._loop.submit(call)
+
+    def abort(self, number: int) -> None:
+        if self._loop is not None:
+            self._loop.abort(number)
+
+    def stats(self) -> EngineStats:
+        return EngineStats() if self._loop is None else self._loop.stats()
+
+    def healthy(self) -> bool:
+        return self._loop is not None and self._loop.healthy()
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.close()
+            self._loop = None
+
+    def _requests(self, call: EngineCall) -> Sequence[GenerationRequest]:
+        """Return one request of each prompt. Where the client gave a seed, each prompt begins at it."""
+        params = call.params
+        if call.embed:
+            params = msgspec.structs.replace(params, n=1, max_tokens=0, min_tokens=0, detokenize=False, stop=())
+        seed, given = (call.seed, False) if params.seed is None else (params.seed, True)
+        pooling = self._settings.pooling if call.embed else None
+        return [
+            GenerationRequest(
+                id=f"{call.number}.{at}",
+                prompt_token_ids=prompt,
+                params=params,
+                seed=seed if given else child_seed(seed, at * params.n),
+                eos_token_ids=self._eos,
+                arrival_ns=call.arrival_ns,
+                priority=call.priority,
+                cache_salt=call.cache_salt,
+                lora=call.adapter,
+                index=at * params.n,
+                pooling="mean" if pooling == "mean" else None if pooling is None else "last",
+            )
+            for at, prompt in enumerate(call.prompts)
+        ]
+
+
+def _refuse_what_is_not_here(settings: Settings) -> None:
+    if settings.tensor_parallel_size > 1:
+        raise unsupported(
+            f"tensor_parallel_size: this engine runs a model in one process, not in {settings.tensor_parallel_size}; "
+            "the engine vllm runs it in several"
+        )
+
+
+def _limits(settings: Settings, length: int, vocab_size: int) -> SchedulerConfig:
+    tokens = settings.max_num_batched_tokens
+    if tokens is None:
+        tokens = max(_BATCHED_TOKENS, settings.max_num_seqs, 0 if settings.enable_chunked_prefill else length)
+    return SchedulerConfig(
+        max_model_len=length,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=tokens,
+        policy=Policy(settings.scheduling_policy),
+        chunked_prefill=settings.enable_chunked_prefill,
+        long_prefill_token_threshold=settings.long_prefill_token_threshold,
+        reserve_full_prompt=settings.scheduler_reserve_full_isl,
+        watermark=settings.watermark,
+        max_num_queued_reqs=settings.max_num_queued_reqs,
+        max_num_queued_tokens=settings.max_num_queued_tokens,
+        vocab_size=vocab_size,
+    )
+
+
+def _drafter(settings: Settings) -> NgramDrafter | None:
+    rule = settings.speculative_config
+    if rule is None:
+        return None
+    if rule.method != "ngram":
+        raise unsupported("speculative_config.method: ngram is the one there is")
+    return NgramDrafter(
+        NgramConfig(
+            num_speculative_tokens=rule.num_speculative_tokens,
+            prompt_lookup_min=rule.prompt_lookup_min,
+            prompt_lookup_max=rule.prompt_lookup_max,
+        )
+    )
