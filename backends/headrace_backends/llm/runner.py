@@ -6,16 +6,19 @@ The one part with both tensors and scheduled requests. Knows no queue, no clock 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from headrace_backends.llm.attention import IMPLEMENTATION, STEP, PagedStep, SequenceSpan, ShapeProbe
 from headrace_backends.llm.kv_cache import KvCache, LayerShape, bytes_per_block, check_blocks
 from headrace_backends.llm.logprobs import TokenLogprobs
 from headrace_backends.llm.sampler import Sampled, logprobs_of, sample
 from headrace_backends.llm.sampling_row import SamplingRow
-from headrace_backends.llm.step import ScheduledRequest, SchedulerOutput, StepResult, verified
+from headrace_backends.llm.step import ScheduledRequest, SchedulerOutput, StepResult, pools, verified
 from headrace_protocol.errors import unsupported
 
 _ROWS_AT_ONCE: Final = 64
@@ -37,6 +40,9 @@ class TorchRunner:
         self._model: Final = model
         self._device: Final[torch.device] = model.device
         self.cache: Final = KvCache(shapes, num_blocks, block_size, model.dtype, model.device)
+        self._hidden: torch.Tensor | None = None
+        """Of the step that is computed: each token's last hidden state, [1, tokens, width]."""
+        model.base_model.register_forward_hook(self._keep_hidden)
 
     def execute(self, step: SchedulerOutput) -> Sequence[StepResult]:
         if not step.scheduled:
@@ -50,12 +56,14 @@ class TorchRunner:
         rows = [row for entry in step.scheduled for row in _sampling_rows(entry)]
         tokens = sample(logits[: len(sampled_rows)], rows) if rows else []
         rest = logits[len(sampled_rows) :]
+        pooled = self._pooled(step.scheduled)
         results, used, told = [], 0, 0
-        for entry in step.scheduled:
+        for at, entry in enumerate(step.scheduled):
             mine = tokens[used : used + entry.num_sampled_rows]
             used += entry.num_sampled_rows
             wanted = _num_prompt_rows(entry)
-            results.append(_result(entry, mine, _prompt_logprobs(entry, rest[told : told + wanted])))
+            result = _result(entry, mine, _prompt_logprobs(entry, rest[told : told + wanted]))
+            results.append(replace(result, pooled=pooled[at]) if at in pooled else result)
             told += wanted
         return results
 
@@ -78,6 +86,23 @@ class TorchRunner:
             **{STEP: PagedStep(self.cache, spans, slots)},
         ).logits
         return logits[0]
+
+    def _keep_hidden(self, _module: Any, _inputs: Any, output: Any) -> None:
+        self._hidden = output[0]
+
+    def _pooled(self, scheduled: Sequence[ScheduledRequest]) -> dict[int, NDArray[np.float32]]:
+        """Return what each entry that pools gives of its vector (see `StepResult.pooled`), by its place."""
+        hidden, self._hidden = self._hidden, None
+        pooled: dict[int, NDArray[np.float32]] = {}
+        first = 0
+        for at, entry in enumerate(scheduled):
+            after = first + len(entry.token_ids)
+            if pools(entry):
+                assert hidden is not None
+                rows = hidden[0, first if entry.request.pooling == "mean" else after - 1 : after]
+                pooled[at] = rows.float().sum(dim=0).cpu().numpy()
+            first = after
+        return pooled
 
     def _integers(self, values: Sequence[Any]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.long, device=self._device)
