@@ -24,6 +24,9 @@ def _rate(metric: str, by: str = "model", of: str = _OF_MODEL) -> str:
     return f"sum by ({by}) (rate({metric}{{{of}}}[$__rate_interval]))"
 
 
+_FAILED = _rate("nv_inference_request_failure", "model, version")
+_FAILED_PART = f"{_FAILED} / ({_rate('nv_inference_request_success', 'model, version')} + {_FAILED} > 0)"
+
 OVERVIEW: Sequence[Panel] = (
     ("Requests a second", "reqps", [(_rate("nv_inference_request_success"), "{{model}}")]),
     ("Failures a second", "reqps", [(_rate("nv_inference_request_failure", "model, reason"), "{{model}} {{reason}}")]),
@@ -42,10 +45,7 @@ OVERVIEW: Sequence[Panel] = (
 )  # fmt: skip
 MODEL: Sequence[Panel] = (
     ("Requests a second", "reqps", [(_rate("nv_inference_request_success", "model, version"), "{{model}} {{version}}")]),
-    ("Failed part", "percentunit", [(
-        f"{_rate('nv_inference_request_failure', 'model, version')} / ({_rate('nv_inference_request_success', 'model, version')}"
-        f" + {_rate('nv_inference_request_failure', 'model, version')} > 0)", "{{model}} {{version}}",
-    )]),
+    ("Failed part", "percentunit", [(_FAILED_PART, "{{model}} {{version}}")]),
     ("Whole time", "s", _quantiles("request")),
     ("Time in the queue", "s", _quantiles("queue")),
     ("Time in the model", "s", _quantiles("compute")),
