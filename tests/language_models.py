@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 import transformers
 
@@ -96,6 +97,35 @@ def tiny(kind: str = "llama", **changed) -> transformers.PreTrainedModel:
     with random_weights():
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
     return model.eval()
+
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def byte_tokenizer(**more) -> transformers.PreTrainedTokenizerFast:
+    """Byte-level BPE of 264 tokens: each byte, two pairs of letters, and six that are special, the first of them the end."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: at for at, letter in enumerate([*alphabet, "he", "ll"])}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [("h", "e"), ("l", "l")]))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens(["<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|tool|>", "<|bos|>"])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        **{"eos_token": "<|end|>", "bos_token": "<|bos|>", "chat_template": CHAT_TEMPLATE, **more},
+    )
+
+
+def tiny_folder(folder: Path, kind: str = "llama", tokenizer=None, **changed) -> Path:
+    """Save a tiny model with random weights and a tokenizer of bytes, as a model's folder."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tiny(kind, **{"eos_token_id": 258, "bos_token_id": 263, **changed}).save_pretrained(folder)
+        (tokenizer or byte_tokenizer()).save_pretrained(folder)
+    return folder
 
 
 class Engine:
