@@ -19,7 +19,8 @@ def ending_after(request: GenerationRequest, max_model_len: int) -> Ending | Non
     """Show the newest token to the request's text; return the ending that it brings.
 
     The end of the text goes before stop tokens, a stop string before the limit of length. Until there are more than
-    min_tokens of output neither token nor string ends it; the sampler keeps the tokens away until then.
+    min_tokens of output neither token nor string ends it; the sampler keeps the tokens away until then. A text that is
+    all that its grammar allows has ended. Raises GrammarError for a token that the grammar does not allow.
     """
     token, params, text = request.token_ids[-1], request.params, request.text
     may_stop = request.num_output_tokens > params.min_tokens
@@ -42,6 +43,10 @@ def _by_token(request: GenerationRequest, token: int, max_model_len: int, *, may
             return Ending(FinishReason.STOP)
         if token in params.stop_token_ids:
             return Ending(FinishReason.STOP, token)
+    if request.grammar is not None:
+        request.grammar.accept(token)
+        if request.grammar.complete:
+            return Ending(FinishReason.STOP)
     if request.num_output_tokens >= request.max_tokens or request.num_tokens >= max_model_len:
         return Ending(FinishReason.LENGTH)
     rule = params.repetition_detection

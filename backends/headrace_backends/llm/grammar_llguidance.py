@@ -1,0 +1,208 @@
+"""Grammars by llguidance: from a description to a matcher over a model's tokens.
+
+The library follows Earley parsers and derivatives of regular expressions lazily, so that compiling is quick and what a
+grammar costs shows while a text is made; its limits bound both. Knows no engine and no thread.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import llguidance
+import numpy as np
+from llguidance.gbnf_to_lark import any_to_lark
+
+from headrace_backends.llm.grammar import GrammarError
+from headrace_backends.llm.grammar_specs import (
+    StructuralTag,
+    allows_any_object,
+    allows_anything,
+    check_schema,
+    check_size,
+    read_choices,
+    read_json,
+    read_structural_tag,
+)
+from headrace_protocol.errors import InferError, invalid, unsupported
+from headrace_protocol.generation import StructuredOutput
+
+_WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,32}"
+"""Between the parts of JSON: of bounded length, or a model that is fond of blanks would write them for ever."""
+_JSON: Final = {"whitespace_pattern": _WHITESPACE}
+_ANY_JSON: Final = r"""
+start: START
+value: object | array | STRING | NUMBER | "true" | "false" | "null"
+object: "{" [pair ("," pair)*] "}"
+pair: STRING ":" value
+array: "[" [value ("," value)*] "]"
+STRING: /"([^"\\\x00-\x1f\x7f]|\\(["\\\/bfnrt]|u([0-9a-cA-CefEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2})))*"/
+NUMBER: /-?(0|[1-9][0-9]{0,19})(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?/
+%ignore /[ \t\n\r]{1,32}/
+"""
+"""All of JSON (RFC 8259), but for numbers and blanks of unbounded length and for halves of surrogate pairs."""
+_LIMITS: Final = llguidance.LLParserLimits(
+    max_items_in_row=2000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=20_000,
+    max_lexer_states=20_000,
+    max_grammar_size=200_000,
+    verbose_errors=False,
+)
+"""A mask then takes some 20 ms at most, and a grammar some tens of MB."""
+_TOO_COSTLY: Final = frozenset({"LexerTooComplex", "ParserTooComplex"})
+_MOST_OF_A_REASON: Final = 300
+
+
+class LlgMatcher:
+    """A `Matcher`."""
+
+    __slots__ = ("_grammar", "_matcher")
+
+    def __init__(self, grammar: LlgGrammar, matcher: Any) -> None:
+        self._grammar = grammar
+        self._matcher = matcher
+
+    def accept(self, token_id: int) -> None:
+        if not self._matcher.consume_token(token_id):
+            raise self._failure(f"token {token_id} is not one that the grammar allows here")
+
+    def validate(self, token_ids: Sequence[int]) -> int:
+        count: int = self._matcher.validate_tokens(list(token_ids))
+        return count
+
+    def rollback(self, count: int) -> None:
+        if not self._matcher.rollback(count):
+            raise self._failure("the text cannot be taken back in its grammar")
+
+    def fill(self, row: Any) -> None:
+        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if self._matcher.is_error():
+            raise self._failure("the grammar allows no token any more")
+
+    def forced(self) -> Sequence[int]:
+        tokens: list[int] = self._matcher.compute_ff_tokens()
+        return tokens
+
+    @property
+    def may_end(self) -> bool:
+        return bool(self._matcher.is_accepting())
+
+    @property
+    def complete(self) -> bool:
+        return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
+
+    def _failure(self, otherwise: str) -> GrammarError:
+        if self._matcher.stop_reason() in _TOO_COSTLY:
+            self._grammar.spoiled = True
+            return GrammarError("the grammar became too costly to follow at this place of the text")
+        return GrammarError(otherwise)
+
+
+class LlgGrammar:
+    """A `SharedGrammar`: texts that follow it share what of its automata has been built."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._beginning = matcher
+        self.spoiled = False
+
+    def matcher(self) -> LlgMatcher:
+        return LlgMatcher(self, self._beginning.deep_copy())
+
+
+class LlgBuilder:
+    """Builds grammars over one model's tokens. Thread-safe."""
+
+    def __init__(self, tokenizer: Any, eos_token_ids: Iterable[int], vocab_size: int) -> None:
+        """`tokenizer` is one of transformers; `vocab_size` the width of the logits, which may be more than it knows.
+
+        Raises UNSUPPORTED where llguidance cannot read the tokenizer.
+        """
+        ends = sorted(eos_token_ids)
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise unsupported("structured output: the model's tokenizer has no fast form")
+        try:
+            self._tokens: Final = llguidance.LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=ends or None)
+        except Exception as error:
+            raise unsupported(f"structured output: the model's tokenizer cannot be read: {_line(error)}") from error
+        self._added: Final = {
+            token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special
+        }
+        self._words: Final = -(-vocab_size // 32)
+
+    def __call__(self, structured: StructuredOutput) -> LlgGrammar:
+        """Compile. Raises INVALID_ARG naming what is wrong, also where no text at all would do."""
+        check_size(structured)
+        kind = structured.kind
+        try:
+            grammar = self._grammar(structured)
+        except InferError:
+            raise
+        except Exception as error:
+            raise invalid(f"{kind}: cannot be compiled: {_line(error)}") from error
+        matcher = llguidance.LLMatcher(self._tokens, grammar, log_level=0, limits=_LIMITS)
+        if matcher.is_error():
+            raise invalid(f"{kind}: cannot be compiled: {_line(matcher.get_error())}")
+        self._try(kind, matcher.deep_copy())
+        return LlgGrammar(matcher)
+
+    def _try(self, kind: str, matcher: Any) -> None:
+        """Ask for the first token, which builds most of what the next texts need."""
+        row = np.zeros(self._words, np.uint32)
+        matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if matcher.stop_reason() in _TOO_COSTLY:
+            raise invalid(f"{kind}: too large or too ambiguous to be followed")
+        if matcher.is_error() or (matcher.is_stopped() and not matcher.is_accepting()) or not row.any():
+            raise invalid(f"{kind}: no text fits it")
+
+    def _grammar(self, structured: StructuredOutput) -> str:
+        kind, spec = structured.kind, structured.spec
+        if kind == "regex":
+            return str(llguidance.LLMatcher.grammar_from_regex(spec))
+        if kind == "grammar":
+            return str(llguidance.LLMatcher.grammar_from_lark(any_to_lark(spec)))
+        if kind == "choice":
+            choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in read_choices(spec))
+            return f"start: {choices}"
+        if kind == "structural_tag":
+            return self._tagged(read_structural_tag(spec))
+        if kind == "json_object":
+            return _ANY_JSON.replace("START", "object")
+        schema = read_json(kind, spec)
+        check_schema(kind, schema)
+        if allows_anything(schema):
+            return _ANY_JSON.replace("START", "value")
+        if allows_any_object(schema):
+            return _ANY_JSON.replace("START", "object")
+        return str(llguidance.LLMatcher.grammar_from_json_schema(spec, overrides=_JSON))
+
+    def _tagged(self, tag: StructuralTag) -> str:
+        """Return free text in which each trigger begins one of its structures.
+
+        A trigger that is one special token cannot be spelled out, so it is named.
+        """
+        rules = []
+        for at, each in enumerate(tag.structures):
+            trigger = max((t for t in tag.triggers if t and each.begin.startswith(t)), key=len)
+            rest, end = _quoted(each.begin[len(trigger) :]), _quoted(each.end)
+            schema = json.dumps({**({} if each.schema is True else each.schema or {"not": {}}), "x-guidance": _JSON})
+            if trigger in self._added:
+                rules.append(f"tag_{at}: TEXT <[{self._added[trigger]}]> {rest} %json {schema} {end}")
+            else:
+                rules.append(f"begin_{at}[lazy]: TEXT {_quoted(trigger)}")
+                rules.append(f"tag_{at}: begin_{at} {rest} %json {schema} {end}")
+        tags = " | ".join(f"tag_{at}" for at in range(len(tag.structures)))
+        return "\n".join([f"start: ({tags})* rest", "rest: TEXT", r"TEXT: /(.|\n)*/", *rules])
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def _line(reason: Any) -> str:
+    """Return a library's reason as one line that is not too long."""
+    text = " ".join(str(reason).split())
+    return text if len(text) <= _MOST_OF_A_REASON else f"{text[: _MOST_OF_A_REASON - 3]}..."
