@@ -9,8 +9,7 @@ from __future__ import annotations
 import enum
 from typing import Any, Final
 
-from headrace.gateway.http.json_text import describe
-from headrace.gateway.http.openai.errors import refusal
+from headrace.gateway.http.openai.fields import Fields
 from headrace.gateway.http.openai.tools.watch import MAX_SPACE, MarkerWatch
 
 BEGIN: Final = "<think>"
@@ -37,47 +36,23 @@ class ReasoningSplitter:
     `inside`: the prompt has opened the thinking already (PromptTold.in_reasoning); the model may repeat the marker.
     """
 
-    __slots__ = ("_held", "_place", "_thinks", "_told", "_undecided", "_watch", "tokens")
+    __slots__ = ("_held", "_place", "_thinks", "_watch")
 
     def __init__(self, *, inside: bool) -> None:
         self._thinks = inside
         self._place = _Place.START
         self._held = ""
         self._watch = MarkerWatch(END)
-        self._told = 0
-        self._undecided = 0
-        """Tokens of pieces of which it is not known yet what they are."""
-        self.tokens = 0
-        """Tokens that were spent on thinking so far, markers included."""
 
-    def feed(self, text: str, num_tokens: int | None = None) -> tuple[str, str]:
-        """Return what a piece adds to the thinking and to the answer.
+    @property
+    def inside(self) -> bool:
+        """Whether what was read so far ends within the thinking, or within the marker that begins it."""
+        if self._place is _Place.START:
+            return self._thinks or bool(self._held.strip())
+        return self._place in (_Place.LEAD, _Place.THINKING)
 
-        `num_tokens`: generated so far. Where a piece is both, its tokens are parted as its characters are: exact where
-        each step is a piece of its own, an estimate where a whole text is one piece.
-        """
-        before = self._place
-        reasoning, answer = self._split(text)
-        if num_tokens is not None:
-            new, self._told = num_tokens - self._told, num_tokens
-            if self._place is _Place.START:
-                self._undecided += new
-            elif self._thinks and before not in (_Place.GAP, _Place.ANSWER):
-                self.tokens += self._undecided + round(new * (1 - len(answer) / max(len(text), 1)))
-                self._undecided = 0
-        return reasoning, answer
-
-    def finish(self) -> tuple[str, str]:
-        """Return what was held back: the text has ended."""
-        if self._place is _Place.THINKING:
-            return self._watch.finish(), ""
-        held, self._held = self._held, ""
-        if not self._thinks:
-            return "", held
-        self.tokens += self._undecided
-        return held.strip(), ""
-
-    def _split(self, text: str) -> tuple[str, str]:
+    def feed(self, text: str) -> tuple[str, str]:
+        """Return what a piece adds to the thinking and to the answer."""
         if self._place is _Place.START:
             text = self._begin(text)
         if self._place is _Place.LEAD:
@@ -94,6 +69,13 @@ class ReasoningSplitter:
             if text:
                 self._place = _Place.ANSWER
         return reasoning, text
+
+    def finish(self) -> tuple[str, str]:
+        """Return what was held back: the text has ended."""
+        if self._place is _Place.THINKING:
+            return self._watch.finish(), ""
+        held, self._held = self._held, ""
+        return (held.strip(), "") if self._thinks else ("", held)
 
     def _begin(self, text: str) -> str:
         """Decide whether the text begins with thinking; return what comes behind the marker, "" while undecided."""
@@ -112,13 +94,9 @@ class ReasoningSplitter:
         return text
 
 
-def template_options(effort: object) -> dict[str, Any]:
-    """Return what a chat template is told of the request's reasoning_effort; the request's own options go before it.
-
-    Raises HttpError for what is none of EFFORTS.
-    """
+def template_arguments(fields: Fields) -> dict[str, Any] | None:
+    """Return what a chat template is told of `reasoning_effort`. Raises HttpError 400 for what is none of EFFORTS."""
+    effort = fields.choice("reasoning_effort", EFFORTS)
     if effort is None:
-        return {}
-    if effort not in EFFORTS:
-        raise refusal(f"expected one of {', '.join(EFFORTS)}, got {describe(effort)}", "reasoning_effort")
+        return None
     return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}

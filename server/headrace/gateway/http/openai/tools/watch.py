@@ -37,7 +37,7 @@ class MarkerWatch:
             start = _before_space(text, at)
             self.space = text[start:at]
             return text[:start], marker, text[at + len(marker) :]
-        end = len(text) - max(begins_at_end(text, marker) for marker in self._markers)
+        end = len(text) - max((begins_at_end(text, marker) for marker in self._markers), default=0)
         start = _before_space(text, end)
         self._held = text[start:]
         return text[:start], None, ""

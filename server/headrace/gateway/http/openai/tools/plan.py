@@ -1,0 +1,200 @@
+"""What a request says of tools, read and checked: which there are, whether one has to be called, what the text has to be.
+
+The old fields `functions` and `function_call` are read as the tools that they became; the answer is then shaped as theirs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from headrace.gateway.http.openai.errors import missing, refusal
+from headrace.gateway.http.openai.fields import Fields
+from headrace.gateway.http.openai.tools.constraint import any_call, arguments_of, strict_calls
+from headrace.gateway.http.openai.tools.formats import FORMATS, parser_of, parser_of_choice
+from headrace.gateway.http.openai.tools.parts import ToolParser
+from headrace_protocol.generation import StructuredOutput
+
+MAX_TOOLS: Final = 128
+_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+_CHOICES: Final = ("none", "auto", "required")
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """A function that the model may call."""
+
+    name: str
+    told: dict[str, Any]
+    """As the client wrote it, for the chat template."""
+    schema: dict[str, Any]
+    """JSON schema of its arguments, an object."""
+    strict: bool = False
+
+
+class ToolPlan(msgspec.Struct, frozen=True):
+    """What a request wants of tools."""
+
+    tools: tuple[Tool, ...] = ()
+    choice: Literal["none", "auto", "required", "named"] = "none"
+    name: str | None = None
+    """The one that has to be called, where the choice is named."""
+    parallel: bool = True
+    """Whether one message may have several calls."""
+    legacy: bool = False
+    """Whether the request has `functions`: the answer has `function_call`."""
+    tool_format: str | None = None
+
+    @property
+    def told(self) -> list[dict[str, Any]] | None:
+        """What ChatPrompt.tools is."""
+        return [tool.told for tool in self.tools] or None
+
+    @property
+    def structured(self) -> StructuredOutput | None:
+        """What the text has to be so that the choice is kept; it goes before the request's own response format.
+
+        None: whatever the response format says. Under "auto" there is one only for `strict` functions, and a response
+        format that is no plain text then leaves no room for calls.
+        """
+        if self.choice == "named":
+            return arguments_of(next(tool.schema for tool in self.tools if tool.name == self.name))
+        if self.choice == "required":
+            return any_call([(tool.name, tool.schema) for tool in self.tools], parallel=self.parallel)
+        strict = [(tool.name, tool.schema) for tool in self.tools if tool.strict]
+        if self.choice == "auto" and len(strict) == len(self.tools):
+            return strict_calls(strict, self.tool_format or "")
+        return None
+
+    @property
+    def keeps_special_tokens(self) -> bool:
+        """Whether special tokens have to stay in the text, since calls are marked by them."""
+        return self.choice == "auto" and FORMATS[self.tool_format or ""].special
+
+    def parser(self, make_id: Callable[[], str]) -> ToolParser | None:
+        """Return what reads the text of one choice, None where it is content alone. `make_id` names each call."""
+        if self.choice == "none":
+            return None
+        names = frozenset(tool.name for tool in self.tools)
+        if self.choice == "auto":
+            return parser_of(self.tool_format or "", names, make_id, parallel=self.parallel)
+        return parser_of_choice(self.name, names, make_id, parallel=self.parallel)
+
+    def finish_reason(self, reason: str, calls: int) -> str:
+        """Return how a choice ended that has so many calls, where the engine says `reason`."""
+        if reason != "stop" or not calls:
+            return reason
+        if self.legacy:
+            return "function_call"
+        return "stop" if self.choice == "named" else "tool_calls"
+
+
+def plan_tools(body: Fields, model: str, tool_format: str | None) -> ToolPlan:
+    """Return what the request in `body` wants of tools; `tool_format` is ModelCard.tool_format of `model`.
+
+    Raises HttpError 400, naming the member at fault.
+    """
+    legacy = body.has("functions") or body.has("function_call")
+    if legacy and (body.has("tools") or body.has("tool_choice")):
+        raise refusal(
+            "'functions' and 'tools' cannot both be there; the latter took the place of the former", "functions"
+        )
+    tools = _functions(body) if legacy else _tools(body)
+    choice, name = _choice(body, "function_call" if legacy else "tool_choice", tools, legacy=legacy)
+    if choice == "auto" and tool_format not in FORMATS:
+        told = (
+            "in no form that is known here"
+            if tool_format is None
+            else f"in the form {tool_format!r}, which is not known here"
+        )
+        raise refusal(
+            f"the model {model!r} calls tools {told}; ask with tool_choice 'required' or one function, or set tool_format",
+            "tools",
+            "unsupported_parameter",
+        )
+    parallel = body.flag("parallel_tool_calls", True) and not legacy
+    return ToolPlan(tools, choice, name, parallel, legacy, tool_format)
+
+
+def _tools(body: Fields) -> tuple[Tool, ...]:
+    items = body.objects("tools", MAX_TOOLS, "tools")
+    if items is None:
+        return ()
+    if not items:
+        raise refusal("'tools' is empty; leave it out where there are none", "tools")
+    tools = []
+    for item in items:
+        if item.needed_text("type") != "function":
+            raise item.wrong("type", "'function'", item.any("type"))
+        function = item.object("function")
+        if function is None:
+            raise missing(item.at("function"))
+        tools.append(_tool(function, dict(item.members)))
+    return _distinct(tools, "tools", ".function.name")
+
+
+def _functions(body: Fields) -> tuple[Tool, ...]:
+    items = body.objects("functions", MAX_TOOLS, "functions")
+    if not items:
+        raise refusal("'functions' is empty, and 'function_call' needs some", "functions")
+    tools = [_tool(item, {"type": "function", "function": dict(item.members)}) for item in items]
+    return _distinct(tools, "functions", ".name")
+
+
+def _tool(function: Fields, told: dict[str, Any]) -> Tool:
+    name = function.needed_text("name")
+    if not _NAME.fullmatch(name):
+        raise refusal(
+            f"'{function.at('name')}': {name[:80]!r} is no name; it has 1 to 64 letters, digits, '_', '-' and '.'",
+            function.at("name"),
+        )
+    function.text("description")
+    schema = function.mapping("parameters")
+    if schema is None:
+        schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    elif schema.get("type", "object") != "object":
+        raise function.wrong("parameters.type", "'object'", schema["type"])
+    elif not isinstance(schema.get("properties", {}), Mapping):
+        raise function.wrong("parameters.properties", "an object", schema["properties"])
+    return Tool(name, told, schema, function.flag("strict"))
+
+
+def _distinct(tools: list[Tool], path: str, tail: str) -> tuple[Tool, ...]:
+    seen: set[str] = set()
+    for number, tool in enumerate(tools):
+        if tool.name in seen:
+            where = f"{path}[{number}]{tail}"
+            raise refusal(f"'{where}': there is another {tool.name!r} before it", where)
+        seen.add(tool.name)
+    return tuple(tools)
+
+
+def _choice(
+    body: Fields, member: str, tools: tuple[Tool, ...], *, legacy: bool
+) -> tuple[Literal["none", "auto", "required", "named"], str | None]:
+    value = body.any(member)
+    if value is None:
+        return ("auto", None) if tools else ("none", None)
+    if not tools:
+        if value == "none":
+            return "none", None
+        raise refusal(f"'{member}' needs 'tools'", member)
+    options = _CHOICES[:2] if legacy else _CHOICES
+    for option in options:
+        if value == option:
+            return option, None  # type: ignore[return-value]  # options are what may be returned
+    chosen = body.object(member) if isinstance(value, dict) else None
+    if chosen is None:
+        raise body.wrong(member, f"{', '.join(options)} or an object that names a function", value)
+    if not legacy:
+        if chosen.needed_text("type") != "function":
+            raise chosen.wrong("type", "'function'", chosen.any("type"))
+        chosen = chosen.object("function")
+        if chosen is None:
+            raise missing(f"{member}.function")
+    name = chosen.needed_text("name")
+    if all(tool.name != name for tool in tools):
+        raise refusal(f"'{chosen.at('name')}': there is no tool {name[:80]!r}", chosen.at("name"))
+    return "named", name
