@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from headrace_backends.llm.admission import RefusalReason, SchedulerConfig
 from headrace_backends.llm.block_manager import BlockManager
 from headrace_backends.llm.core import EngineCore
+from headrace_backends.llm.draft_model import DraftModelConfig, DraftModelDrafter
 from headrace_backends.llm.ngram import NgramConfig, NgramDrafter
 from headrace_backends.llm.output import GenerationOutput
 from headrace_backends.llm.request import FinishReason, GenerationRequest
@@ -40,6 +41,12 @@ PARAMS = st.builds(
 )
 
 
+def draft_model(num_blocks: int, block_size: int) -> DraftModelDrafter:
+    """One that is right where the large model is greedy, over a cache that may be too small."""
+    config = DraftModelConfig(max_model_len=24, vocab_size=VOCAB - 1, disable_above=3, max_num_batched_tokens=9)
+    return DraftModelDrafter(config, PagedRunner(num_blocks, block_size), BlockManager(num_blocks, block_size))
+
+
 @st.composite
 def engines(draw: st.DrawFn) -> tuple[EngineCore, PagedRunner]:
     block_size = draw(st.integers(1, 5))
@@ -62,9 +69,8 @@ def engines(draw: st.DrawFn) -> tuple[EngineCore, PagedRunner]:
     )
     num_blocks = draw(st.integers(least, least + 12))
     blocks = BlockManager(num_blocks, block_size, prefix_caching=draw(st.sampled_from([True, True, False])))
-    drafter = draw(
-        st.sampled_from([None, NgramDrafter(NgramConfig(3, 1, 3)), Guesser(1.0, 3), Guesser(0.6, 4), Guesser(0.0, 2)])
-    )
+    drafters = [None, NgramDrafter(NgramConfig(3, 1, 3)), Guesser(1.0, 3), Guesser(0.6, 4), Guesser(0.0, 2)]
+    drafter = draw(st.sampled_from([*drafters, draft_model(draw(st.integers(2, num_blocks)), block_size)]))
     return EngineCore(Scheduler(config, blocks), ByteTokenizer(), drafter), PagedRunner(num_blocks, block_size)
 
 
@@ -197,6 +203,9 @@ class Engine(RuleBasedStateMachine):
     def whole(self) -> None:
         if hasattr(self, "core"):
             self.core.check_integrity()
+            if isinstance(self.core._drafter, DraftModelDrafter):
+                self.core._drafter.check_integrity()
+                assert not self.core._drafter._failures, "the draft model failed"
 
     @invariant()
     def told_what_is_so(self) -> None:

@@ -1,24 +1,21 @@
 """Guesses of the next tokens from what the prompt and the output already said (prompt lookup). Pure.
 
 A draft is what followed the most recent place where the newest tokens stood before, the longer match first (prompt lookup
-decoding, Saxena 2023). Its length follows what the request's drafts were worth lately: it doubles while all of a draft is
-right, and goes half the way to what was right where not. Guesses that keep being wrong cost time, so they pause, longer each
-time; and in large batches, where a step's time grows with its tokens, there are none.
+decoding, Saxena 2023). How long it is follows what the request's drafts were worth (`draft_pace`); in large batches, where a
+step's time grows with its tokens, there are none.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from headrace_backends.llm.draft_pace import Pace, PaceConfig
 from headrace_backends.llm.request import GenerationRequest
 
 _CANDIDATES = 16
 """Earlier places that are compared for the longest match."""
-_FIRST_REACH = 4.0
-_LONGEST_PAUSE = 256
 
 
 class Drafter(Protocol):
@@ -65,19 +62,10 @@ class NgramConfig:
 class _Index:
     """Where each group of `prompt_lookup_min` tokens ended, the latest place first; one entry a token."""
 
+    pace: Pace
     last: dict[tuple[int, ...], int] = field(default_factory=dict)
     earlier: list[int] = field(default_factory=list)
     """Of each place that a group ended: the place before with the same group, or -1."""
-    guessed_at: int = -1
-    guess: list[int] = field(default_factory=list)
-    reach: float = _FIRST_REACH
-    """How many tokens the next draft has at most."""
-    misses: int = 0
-    """Drafts in a row without a right guess."""
-    pause: int = 0
-    """Tokens that the last pause lasted; 0 after a right guess."""
-    paused_until: int = 0
-    """Length of the sequence."""
 
 
 class NgramDrafter:
@@ -88,6 +76,7 @@ class NgramDrafter:
         if problems := config.problems():
             raise ValueError("; ".join(problems))
         self._config = config
+        self._pace = PaceConfig(config.num_speculative_tokens, config.patience, config.pause)
         self._indexes: dict[str, _Index] = {}
 
     def propose(self, requests: Sequence[GenerationRequest]) -> list[list[int]]:
@@ -99,16 +88,15 @@ class NgramDrafter:
         self._indexes.pop(request_id, None)
 
     def _propose(self, request_id: str, tokens: list[int]) -> list[int]:
-        index = self._indexes.setdefault(request_id, _Index())
+        index = self._indexes.get(request_id)
+        if index is None:
+            index = self._indexes[request_id] = _Index(Pace(self._pace))
         self._extend(index, tokens)
-        self._learn(index, tokens)
-        if len(tokens) < index.paused_until:
-            return []
-        end = self._best(index, tokens)
-        reach = min(math.ceil(index.reach), self._config.num_speculative_tokens)
-        index.guess = [] if end is None else _continued(tokens, end, reach)
-        index.guessed_at = len(tokens)
-        return index.guess
+        count = index.pace.next_length(tokens)
+        end = self._best(index, tokens) if count else None
+        guess = [] if end is None else _continued(tokens, end, count)
+        index.pace.drafted(guess, len(tokens))
+        return guess
 
     def _extend(self, index: _Index, tokens: list[int]) -> None:
         """Index the groups that some token follows."""
@@ -120,28 +108,6 @@ class NgramDrafter:
             group = tuple(tokens[end - size : end])
             index.earlier.append(index.last.get(group, -1))
             index.last[group] = end
-
-    def _learn(self, index: _Index, tokens: list[int]) -> None:
-        """See what the last guess was worth."""
-        guess, index.guess = index.guess, []
-        new = len(tokens) - index.guessed_at
-        if not guess or not new:
-            return
-        right = 0
-        while right < min(new, len(guess)) and tokens[index.guessed_at + right] == guess[right]:
-            right += 1
-        if right == len(guess):
-            index.reach = min(2.0 * max(index.reach, right), self._config.num_speculative_tokens)
-        else:
-            index.reach = max(1.0, (index.reach + right) / 2)
-        if right:
-            index.misses = index.pause = 0
-            return
-        index.misses += 1
-        if index.misses == self._config.patience:
-            index.misses = 0
-            index.pause = min(2 * index.pause, _LONGEST_PAUSE) or self._config.pause
-            index.paused_until = len(tokens) + index.pause
 
     def _best(self, index: _Index, tokens: list[int]) -> int | None:
         """Return where the longest, then latest, earlier match of the newest tokens ends."""
