@@ -6,9 +6,11 @@ import codecs
 import zlib
 from collections.abc import Sequence
 
+import numpy as np
+
 from headrace_backends.llm.logprobs import TokenLogprob, TokenLogprobs
 from headrace_backends.llm.request import GenerationRequest
-from headrace_backends.llm.step import ScheduledRequest, SchedulerOutput, StepResult, verified
+from headrace_backends.llm.step import ScheduledRequest, SchedulerOutput, StepResult, pools, verified
 
 PIECES = [
     b"a",
@@ -88,7 +90,7 @@ class PagedRunner:
             for at, (slot, token) in enumerate(
                 zip(entry.slots(self.block_size), entry.token_ids, strict=True), entry.start
             ):
-                assert slot >= self.block_size, "the null block is nobody's"
+                assert slot >= self.block_size or entry.request.id == "probe", "the null block is nobody's"
                 assert slot not in written, "two tokens went to one slot"
                 written.add(slot)
                 self.memory[slot] = (-1, -1) if failing else (token, self._state(entry, at, token))
@@ -141,7 +143,15 @@ class PagedRunner:
                 TokenLogprobs(TokenLogprob(request.prompt_token_ids[at], -float(at), 1))
                 for at in range(entry.start + 1, end)
             ]
-        return StepResult(tokens, logprobs, prompt_logprobs)
+        return StepResult(tokens, logprobs, prompt_logprobs, pooled=self._pooled(entry))
+
+    def _pooled(self, entry: ScheduledRequest) -> np.ndarray | None:
+        """A vector of two: sums of the tokens and of their places plus one, or those of the last token."""
+        if not pools(entry):
+            return None
+        first = entry.start if entry.request.pooling == "mean" else entry.end - 1
+        read = self.prefix(entry, entry.end)
+        return np.array([[read[at], at + 1] for at in range(first, entry.end)], np.float32).sum(axis=0)
 
 
 class Guesser:
@@ -163,6 +173,14 @@ class Guesser:
             wrong = zlib.crc32(f"{self.seed}{tokens}{at}".encode()) % 100 >= self.right * 100
             tokens.append((token + 1) % VOCAB if wrong else token)
         return tokens[request.num_tokens :]
+
+
+def vector_of(request: GenerationRequest) -> list[float]:
+    """Return what pooling a prompt gives."""
+    prompt = list(request.prompt_token_ids)
+    if request.pooling == "last":
+        return [prompt[-1], len(prompt)]
+    return [sum(prompt) / len(prompt), (len(prompt) + 1) / 2]
 
 
 def expected(request: GenerationRequest, max_model_len: int) -> tuple[list[int], str, str, int | str | None]:

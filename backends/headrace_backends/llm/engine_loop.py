@@ -15,7 +15,7 @@ from typing import Final
 from headrace_backends.llm.admission import Refusal, RefusalReason
 from headrace_backends.llm.core import EngineCore
 from headrace_backends.llm.engine import EngineCall, EngineStats, Listener, Told
-from headrace_backends.llm.engine_calls import CallBook, refused
+from headrace_backends.llm.engine_calls import CallBook, call_of, refused
 from headrace_backends.llm.output import GenerationOutput
 from headrace_backends.llm.request import GenerationRequest
 from headrace_backends.llm.sampling_params import SamplingParams
@@ -38,6 +38,11 @@ class _Inbox:
     calls: dict[int, EngineCall | None] = field(default_factory=dict)
     """None: there were too many."""
     aborts: list[int] = field(default_factory=list)
+    compiled: bool = False
+    """Whether the grammar of a call that waits may be compiled."""
+
+    def __bool__(self) -> bool:
+        return bool(self.calls or self.aborts or self.compiled)
 
 
 class EngineLoop:
@@ -64,7 +69,9 @@ class EngineLoop:
         self._changed = Condition()
         self._inbox = _Inbox()
         self._closing = False
-        self._broken: InferError | None = None
+        self._ended: InferError | None = None
+        """What calls are told that come too late."""
+        self._idle = True
         self._failures = 0
         self._last_error = ""
         self._steps = 0
@@ -75,11 +82,14 @@ class EngineLoop:
         self._thread.start()
 
     def submit(self, call: EngineCall) -> None:
-        """Take a call; what becomes of it, a refusal too, is told by the loop's thread. One after the end is told nothing."""
+        """Take a call; what becomes of it, a refusal too, is told by the loop's thread, or at once where that has ended."""
         with self._changed:
-            full = len(self._inbox.calls) >= _MOST_UNTAKEN
-            self._inbox.calls[call.number] = None if full else call
-            self._changed.notify()
+            if self._ended is None:
+                full = len(self._inbox.calls) >= _MOST_UNTAKEN
+                self._inbox.calls[call.number] = None if full else call
+                self._changed.notify()
+                return
+        self._listener.told([Told(call.number, error=self._ended)])
 
     def abort(self, number: int) -> None:
         """End a call before the next step; unknown ones are none of its business."""
@@ -89,7 +99,7 @@ class EngineLoop:
                 self._changed.notify()
 
     def healthy(self) -> bool:
-        return self._broken is None and self._thread.is_alive()
+        return self._ended is None and self._thread.is_alive()
 
     def close(self) -> None:
         """End after the step that is under way; calls that are left are told so."""
@@ -140,6 +150,7 @@ class EngineLoop:
         for number in inbox.aborts:
             self._abort(number)
         news = [told for number, call in inbox.calls.items() if (told := self._admit(number, call)) is not None]
+        news.extend(self._settle())
         news.extend(self._step())
         if news:
             self._listener.told(news)
@@ -150,10 +161,21 @@ class EngineLoop:
 
     def _taken(self) -> _Inbox | None:
         with self._changed:
-            while not (self._closing or self._inbox.calls or self._inbox.aborts or len(self._core)):
+            while self._idle and not (self._closing or self._inbox):
                 self._changed.wait()
+            if self._closing:
+                return None
             inbox, self._inbox = self._inbox, _Inbox()
-            return None if self._closing else inbox
+            return inbox
+
+    def _settle(self) -> list[Told]:
+        """Take that grammars are compiled; return the refusals of calls whose grammar is wrong."""
+        failed: dict[int, InferError] = {}
+        for request_id, error in self._core.settle(self._clock()):
+            failed.setdefault(call_of(request_id), error)
+        for number in failed:
+            self._abort(number)
+        return [Told(number, error=error) for number, error in failed.items()]
 
     def _admit(self, number: int, call: EngineCall | None) -> Told | None:
         """Let a call enter; return its refusal."""
@@ -171,7 +193,15 @@ class EngineLoop:
         except Exception as error:  # a tokenizer that cannot take a stop string
             return Told(number, error=internal(f"{type(error).__name__}: {error}"))
         self._book.open(call, requests, self._core)
+        for request in requests:
+            if request.compilation is not None:
+                request.compilation.add_done_callback(self._wake)
         return None
+
+    def _wake(self, _: object = None) -> None:
+        with self._changed:
+            self._inbox.compiled = True
+            self._changed.notify()
 
     def _abort(self, number: int) -> None:
         now = self._clock()
@@ -180,6 +210,7 @@ class EngineLoop:
 
     def _step(self) -> list[Told]:
         step = self._core.schedule(self._clock())
+        self._idle = not step  # nothing is left, or all that is left waits for a grammar
         if not step:
             return []
         try:
@@ -212,14 +243,13 @@ class EngineLoop:
         return True
 
     def _break(self, error: InferError) -> None:
-        self._broken = error
         self._end(error)
         self._listener.broke(error)
 
     def _end(self, error: InferError) -> None:
         """Tell every call that there will be nothing more."""
         with self._changed:
-            self._closing = True
+            self._ended = error
             inbox, self._inbox = self._inbox, _Inbox()
         gone = set(inbox.aborts)
         open_calls = self._book.numbers

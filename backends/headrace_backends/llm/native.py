@@ -135,6 +135,7 @@ class NativeEngine:
                 cache_salt=call.cache_salt,
                 lora=call.adapter,
                 index=at * params.n,
+                structured=call.structured,
                 pooling="mean" if pooling == "mean" else None if pooling is None else "last",
             )
             for at, prompt in enumerate(call.prompts)
