@@ -296,6 +296,13 @@ class ServerCalls:
         """
         return self._metrics.family(name, description, kind)
 
+    def before_metrics(self, read: Callable[[], None]) -> None:
+        """Have `read` called each time before it is told what has changed, when somebody scrapes for example.
+
+        For values that can be looked up: it sets what has changed, and only that, must not block and must not raise.
+        """
+        self._metrics.before_telling(read)
+
     # What follows is not for authors: the runner calls it.
 
     @property

@@ -69,16 +69,16 @@ class Metric:
             self._base, self._change = number, 0.0
             self._registry.touched(self)
 
-    def observe(self, value: float) -> None:
-        """Add a value to a histogram; UNSUPPORTED for other kinds."""
+    def observe(self, value: float, times: int = 1) -> None:
+        """Add a value to a histogram, as often as `times` says; UNSUPPORTED for other kinds."""
         number = _number(value)
         if self.kind != "histogram":
             raise unsupported(f"a {self.kind} takes no observations")
         if math.isnan(number):
             raise invalid("a histogram cannot count what is not a number")
         with self._registry.lock:
-            self._counts[bisect.bisect_left(self._bounds, number)] += 1
-            self._change += number
+            self._counts[bisect.bisect_left(self._bounds, number)] += times
+            self._change += number * times
             self._registry.touched(self)
 
     def value(self) -> float:
@@ -153,6 +153,11 @@ class MetricRegistry:
         """Held from taking changes until they are sent, so that they arrive in their order."""
         self._woken: Final = threading.Event()
         self._closed: Final = threading.Event()
+        self._readers: Final[list[Callable[[], None]]] = []
+
+    def before_telling(self, read: Callable[[], None]) -> None:
+        """See ServerCalls.before_metrics."""
+        self._readers.append(read)
 
     def family(self, name: str, description: str, kind: MetricKind) -> MetricFamily:
         """See ServerCalls.metric_family."""
@@ -175,6 +180,8 @@ class MetricRegistry:
     def tell(self, answers: int = 0) -> None:
         """Send what changed; where somebody asked (`answers`), also if nothing did."""
         with self._telling:
+            for read in self._readers:
+                read()
             with self.lock:
                 series, self._new = self._new, []
                 changed, self._changed = self._changed, {}

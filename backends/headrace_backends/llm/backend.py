@@ -11,16 +11,16 @@ import logging
 import os
 import random
 import time
-from collections.abc import Sequence
 from typing import ClassVar, Final
 
 from headrace_backends.api import Batch, BatchRequest, ModelContext, ModelDescription
 from headrace_backends.llm.asked_call import Reading
 from headrace_backends.llm.call_reading import CallReader, decode_call, wrong
 from headrace_backends.llm.description import completed
-from headrace_backends.llm.engine import Engine, EngineCall, Told
+from headrace_backends.llm.engine import Engine, EngineCall
 from headrace_backends.llm.engines import make_engine
 from headrace_backends.llm.events import EventForm, Spelling, written
+from headrace_backends.llm.metrics import LlmMetrics
 from headrace_backends.llm.open_calls import OpenCall
 from headrace_backends.llm.telling import MOST_JOINED, Teller
 from headrace_backends.llm.v2_tensors import V2Form, asked_outputs, read_embedding, read_generation, string_input
@@ -52,7 +52,7 @@ class LlmBackend:
         self._engine = self.make_engine(model)
         self._numbers = itertools.count(1)
         self._seeds = random.SystemRandom()
-        self._teller = Teller(self._engine.abort, Uncounted(), self._end_process, most_joined=self.most_joined)
+        self._teller = Teller(self._engine.abort, self._end_process, most_joined=self.most_joined)
         self._engine.open(self._teller)
         card = self._engine.card
         config = completed(model.config, card)
@@ -60,6 +60,7 @@ class LlmBackend:
         self._spelling = Spelling(self._engine.text)
         self._event_form = EventForm(self._spelling)
         self._reader = CallReader(card, self._engine.text, self._spelling)
+        self._teller.observer = _metrics(model, self._engine)
         self._teller.start()
         return ModelDescription(config=config, replaces=True, is_ready=self._engine.healthy)
 
@@ -145,17 +146,14 @@ class LlmBackend:
         os._exit(EXIT_BROKEN)
 
 
-class Uncounted:
-    """Counts nothing."""
-
-    def arrived(self, call: OpenCall) -> None:
-        pass
-
-    def told(self, news: Sequence[tuple[OpenCall, Told]], now_ns: int) -> None:
-        pass
-
-    def left(self, call: OpenCall) -> None:
-        pass
+def _metrics(model: ModelContext, engine: Engine) -> LlmMetrics | None:
+    """Return what counts, or None where there is no server to tell."""
+    labels = {"model": model.name, "version": str(model.version), "engine": str(model.device)}
+    try:
+        return LlmMetrics(model.server, labels, engine)
+    except InferError as error:
+        _LOG.warning("the model has no metrics: %s", error.message)
+        return None
 
 
 def _device(model: ModelContext) -> str:

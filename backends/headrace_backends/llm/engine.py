@@ -101,6 +101,9 @@ class EngineStats:
     """prefix_cache_queries, prefix_cache_hits (tokens), preemptions, prompt_tokens, generation_tokens, steps,
     step_tokens, drafts, draft_tokens, accepted_tokens: what the engine counts of these."""
     accepted_per_position: Sequence[int] = ()
+    cache_config: Mapping[str, str] = field(default_factory=dict)
+    """How the KV cache is set up, which never changes: block_size, num_gpu_blocks, cache_dtype, enable_prefix_caching and
+    the like, as text; empty where that is not known. For the metric cache_config_info."""
 
 
 class Engine(Protocol):

@@ -32,7 +32,6 @@ class OpenCall:
     __slots__ = (
         "_first",
         "_held",
-        "_left",
         "_logprobs",
         "_notes",
         "_vectors",
@@ -44,11 +43,13 @@ class OpenCall:
         "error",
         "first_token_ns",
         "form",
-        "last_ns",
+        "left",
+        "longest",
         "number",
         "preemptions",
         "request",
         "scheduled_ns",
+        "spoken",
     )
 
     def __init__(
@@ -73,10 +74,13 @@ class OpenCall:
         self.error: InferError | None = None
         self.scheduled_ns: int | None = None
         self.first_token_ns: int | None = None
-        self.last_ns: dict[int, int] = {}
-        """Of each choice that has said something and not ended, when it did last. For the metrics."""
+        self.spoken: dict[int, list[int]] = {}
+        """Of each choice that has said something, when it did first and last. For the metrics, as is `longest`."""
+        self.longest = 0
+        """Tokens of its longest choice that has ended."""
         self.preemptions = 0
-        self._left = len(asked.prompts) * asked.params.n
+        self.left = len(asked.prompts) * asked.params.n
+        """Choices that have not ended."""
         self._held: dict[int, list[GenerationOutput]] = {}
         """Of each choice, in the engine's order, what has not been sent."""
         self._logprobs = 0
@@ -89,7 +93,7 @@ class OpenCall:
     @property
     def finished(self) -> bool:
         """Whether the engine has told all, or that it failed."""
-        return not self._left or self.error is not None
+        return not self.left or self.error is not None
 
     @property
     def due(self) -> bool:
@@ -114,7 +118,7 @@ class OpenCall:
             return
         if told.vectors is not None:
             self._vectors = told.vectors
-            self._left = 0
+            self.left = 0
             return
         for output in told.outputs:
             self._take_output(output)
@@ -129,7 +133,7 @@ class OpenCall:
             note.logprobs = output.prompt_logprobs
             self._logprobs += sum(len(entry.top) for entry in output.prompt_logprobs if entry is not None)
         if output.finish_reason is not None:
-            self._left -= 1
+            self.left -= 1
             if output.finish_reason is FinishReason.ERROR and len(self._notes) * n == 1:
                 self.error = internal(output.error or "the model failed")
         if output.logprobs is not None:

@@ -27,12 +27,8 @@ _TOO_SLOW: Final = unavailable("the client reads too slowly: more waits for it t
 class Observer(Protocol):
     """Who counts what is told. Called by the teller's thread."""
 
-    def arrived(self, call: OpenCall) -> None:
-        """Take note that a call was handed to the engine; by the thread that did."""
-        ...
-
     def told(self, news: Sequence[tuple[OpenCall, Told]], now_ns: int) -> None:
-        """Take what one step told."""
+        """Take what one step told; the calls have taken it already."""
         ...
 
     def left(self, call: OpenCall) -> None:
@@ -51,7 +47,6 @@ class Teller:
     def __init__(
         self,
         abort: Callable[[int], None],
-        observer: Observer,
         on_broken: Callable[[InferError], None],
         clock: Callable[[], int] = time.monotonic_ns,
         *,
@@ -62,7 +57,8 @@ class Teller:
         `most_joined`: so many steps are told at once, if they came before the one before them was told.
         """
         self._abort: Final = abort
-        self._observer: Final = observer
+        self.observer: Observer | None = None
+        """Set before `start`."""
         self._on_broken: Final = on_broken
         self._clock: Final = clock
         self._most_joined: Final = most_joined
@@ -88,7 +84,6 @@ class Teller:
     def add(self, call: OpenCall) -> None:
         """Take a call over, before the engine gets it."""
         self._calls[call.number] = call
-        self._observer.arrived(call)
 
     def look(self, call: OpenCall) -> None:
         """Take note that a call's request was cancelled, held back or set free."""
@@ -151,7 +146,8 @@ class Teller:
                 call.take(told, news.now_ns)
                 touched[told.number] = call
                 seen.append((call, told))
-        self._observer.told(seen, news.now_ns)
+        if self.observer is not None:
+            self.observer.told(seen, news.now_ns)
 
     def _send(self, calls: Iterable[OpenCall]) -> None:
         now_ns = self._clock()
@@ -159,18 +155,22 @@ class Teller:
         for call in calls:
             request = call.request
             if request.cancelled:
-                self._observer.left(call)
+                self._left(call)
                 self._end(call, cancelled())
             elif call.error is not None:
                 self._end(call, call.error)
             elif call.too_much:
                 self._abort(call.number)
-                self._observer.left(call)
+                self._left(call)
                 self._end(call, _TOO_SLOW)
             elif call.due and not request.paused:
                 self._write(call, now_ns, parts)
         if parts:
             self._send_parts(parts)
+
+    def _left(self, call: OpenCall) -> None:
+        if self.observer is not None and not call.finished:
+            self.observer.left(call)
 
     def _write(self, call: OpenCall, now_ns: int, parts: list[tuple[OpenCall, StreamResponse]]) -> None:
         final = call.finished

@@ -35,6 +35,10 @@ _OURS: Final = (
     "nv_pinned_",
 )
 """Beginnings of the names that the server shows itself."""
+LANGUAGE_MODELS: Final = "headrace_llm_"
+"""The beginning of the names that language models have for their figures: theirs, not the server's."""
+VLLM: Final = "vllm:"
+"""The beginning under which vLLM shows the same."""
 _SUFFIXES: Final = {"counter": ("",), "gauge": ("",), "histogram": ("", "_bucket", "_count", "_sum")}
 
 _Labels = tuple[tuple[str, str], ...]
@@ -74,6 +78,8 @@ class CustomMetrics:
         self._families: Final[dict[str, Family]] = {}
         self._samples: Final[dict[str, str]] = {}
         """Names of lines at /metrics, and the families that write them."""
+        self.as_vllm = False
+        """Whether language models' figures are shown under vLLM's names too (--metrics-compat)."""
         self.tellers: Final[set[Callable[[], Awaitable[None]]]] = set()
         """Whom a scrape asks for what has changed."""
 
@@ -89,19 +95,14 @@ class CustomMetrics:
         """Add every series to a scrape."""
         for family in self._families.values():
             for series in family.series.values():
-                if family.kind == "histogram":
-                    snapshot.buckets(
-                        family.name,
-                        family.description,
-                        series.labels,
-                        series.bounds,
-                        tuple(series.counts),
-                        series.value,
-                    )
-                elif family.kind == "counter":
-                    snapshot.counter(family.name, family.description, series.labels, series.value)
-                else:
-                    snapshot.gauge(family.name, family.description, series.labels, series.value)
+                _add(snapshot, family, family.name, series, series.labels)
+                if self.as_vllm and family.name.startswith(LANGUAGE_MODELS):
+                    name = VLLM + family.name.removeprefix(LANGUAGE_MODELS)
+                    if name not in self._families:
+                        labels = {
+                            ("model_name" if key == "model" else key): text for key, text in series.labels.items()
+                        }
+                        _add(snapshot, family, name, series, labels)
 
     def define(self, scope: MetricScope, name: str, description: str, kind: str) -> Family:
         """See MetricScope.define."""
@@ -222,10 +223,21 @@ class ProcessMetrics:
         return known[1].value
 
 
+def _add(snapshot: Snapshot, family: Family, name: str, series: Series, labels: dict[str, str]) -> None:
+    """Add a series to a scrape, as one of the family `name`."""
+    if family.kind == "histogram":
+        counts = tuple(series.counts)
+        snapshot.buckets(name, family.description, labels, series.bounds, counts, series.value)
+    elif family.kind == "counter":
+        snapshot.counter(name, family.description, labels, series.value)
+    else:
+        snapshot.gauge(name, family.description, labels, series.value)
+
+
 def _check_name(name: str, description: str) -> None:
     if not _FAMILY_NAME.fullmatch(name) or len(name) > _MOST_TEXT:
         raise invalid(f"'{name[:80]}' is no name of metrics: letters, digits, _ and :, no digit first")
-    if name.startswith(_OURS):
+    if name.startswith(_OURS) and not name.startswith(LANGUAGE_MODELS):
         raise invalid(f"metrics cannot be named '{name}': the server's own begin like that")
     if len(description) > _MOST_TEXT:
         raise invalid(f"the description of metrics '{name}' is longer than {_MOST_TEXT} characters")
