@@ -52,7 +52,7 @@ class PartSink:
         index = self.begun - 1
         if text and self._kept(index):
             last = self._parts[-1] if self._parts else None
-            if isinstance(last, CallArguments) and last.index == index:
+            if isinstance(last, CallArguments) and last.number == index:
                 self._parts[-1] = CallArguments(index, last.text + text)
             else:
                 self._parts.append(CallArguments(index, text))

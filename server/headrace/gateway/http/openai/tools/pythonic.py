@@ -206,7 +206,7 @@ def arguments_of_call(brackets: str) -> str | None:
         if not isinstance(call, ast.Call) or call.args:
             return None
         values = {keyword.arg: _value(keyword.value) for keyword in call.keywords}
-        if None in values:
+        if None in values or len(values) < len(call.keywords):
             return None
         return json.dumps(values, ensure_ascii=False, allow_nan=False)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
