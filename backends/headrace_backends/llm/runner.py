@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace_backends.llm.attention import IMPLEMENTATION, STEP, PagedStep, SequenceSpan, ShapeProbe
+from headrace_backends.llm.attention import IMPLEMENTATION, STEP, SequenceSpan, ShapeProbe
+from headrace_backends.llm.attention_paged import PagedStep
+from headrace_backends.llm.grammar_masks import MaskFiller, RowMask
 from headrace_backends.llm.kv_cache import KvCache, LayerShape, bytes_per_block, check_blocks
 from headrace_backends.llm.logprobs import TokenLogprobs
 from headrace_backends.llm.sampler import Sampled, logprobs_of, sample
@@ -43,6 +45,7 @@ class TorchRunner:
         self._hidden: torch.Tensor | None = None
         """Of the step that is computed: each token's last hidden state, [1, tokens, width]."""
         model.base_model.register_forward_hook(self._keep_hidden)
+        self._masks: Final = MaskFiller(int(model.config.get_text_config().vocab_size))
 
     def execute(self, step: SchedulerOutput) -> Sequence[StepResult]:
         if not step.scheduled:
@@ -52,8 +55,15 @@ class TorchRunner:
 
     def _execute(self, step: SchedulerOutput) -> list[StepResult]:
         sampled_rows, prompt_rows = _rows(step.scheduled)
-        logits = self._logits(step.scheduled, sampled_rows + prompt_rows)
-        rows = [row for entry in step.scheduled for row in _sampling_rows(entry)]
+        constrained = [e for e in step.scheduled if e.num_sampled_rows and e.request.grammar is not None]
+        self._masks.begin(
+            [(e.request.grammar, e.draft_token_ids) for e in constrained if e.request.grammar is not None]
+        )
+        try:
+            logits = self._logits(step.scheduled, sampled_rows + prompt_rows)
+        finally:
+            masks = dict(zip(map(id, constrained), self._masks.masks(), strict=True))
+        rows = [row for entry in step.scheduled for row in _sampling_rows(entry, masks.get(id(entry)))]
         tokens = sample(logits[: len(sampled_rows)], rows) if rows else []
         rest = logits[len(sampled_rows) :]
         pooled = self._pooled(step.scheduled)
@@ -150,7 +160,7 @@ def _num_prompt_rows(entry: ScheduledRequest) -> int:
     return max(0, min(entry.end, entry.request.num_prompt_tokens - 1) - entry.start)
 
 
-def _sampling_rows(entry: ScheduledRequest) -> list[SamplingRow]:
+def _sampling_rows(entry: ScheduledRequest, masks: Sequence[RowMask] | None) -> list[SamplingRow]:
     """Return what each sampled row of the entry is sampled by; later rows take the drafts before them for output."""
     request = entry.request
     output, drafts = request.output_token_ids, list(entry.draft_token_ids)
@@ -162,6 +172,7 @@ def _sampling_rows(entry: ScheduledRequest) -> list[SamplingRow]:
             [*output, *drafts[:at]] if at else output,
             request.eos_token_ids,
             request.bad_word_ids,
+            None if masks is None else masks[at],
         )
         for at in range(entry.num_sampled_rows)
     ]

@@ -1,8 +1,8 @@
 """Chooses tokens: one row of logits each, a whole step at once. Knows rows and parameters, not requests in a queue.
 
-The choice of a row is a function of its logits, its parameters, its seed and the number of tokens before it, and of
-nothing else: neither of its neighbours nor of what was computed before. Filters never part tokens of equal logits: all of
-them stay or all go, so that no order of ties matters.
+The choice of a row is a function of its logits, its parameters, its mask, its seed and the number of tokens before it,
+and of nothing else: neither of its neighbours nor of what was computed before. Filters never part tokens of equal logits:
+all of them stay or all go, so that no order of ties matters. The likeliest of equals is the one of the lowest id.
 """
 
 from __future__ import annotations
@@ -10,23 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
+import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
+from numpy.typing import NDArray
 
+from headrace_backends.llm.device_sampling import draw_all
+from headrace_backends.llm.drawing import draw, likeliest
 from headrace_backends.llm.logits_processors import adjusts, apply_processors
 from headrace_backends.llm.logprobs import TokenLogprob, TokenLogprobs
-from headrace_backends.llm.sampling_params import LOWEST_TEMPERATURE, SamplingParams
 from headrace_backends.llm.sampling_row import SamplingRow
-
-_MASK: Final = (1 << 64) - 1
-_MARGIN: Final = 64
-"""Candidates looked at beyond top_k, so that ties with the last one are seen."""
-_CANDIDATES: Final = 256
-"""Candidates looked at first where a probability is the limit; a row that needs more is sorted."""
-_MOST_CANDIDATES: Final = 1024
-_SEGMENT: Final = 512
+from headrace_backends.llm.uniform import uniform
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,43 +33,103 @@ class Sampled:
     """Why there is no token; `token_id` is then -1."""
 
 
-def uniform(seed: int, count: int) -> float:
-    """Return the number in [0, 1) that chooses the token after `count` others (splitmix64 of the seed's and the count's)."""
-    return (_mixed(_mixed(seed) + count + 1) >> 11) * 2.0**-53
-
-
-def _mixed(number: int) -> int:
-    z = (number + 0x9E3779B97F4A7C15) & _MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return z ^ (z >> 31)
-
-
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Sampled]:
     """Choose a token for each row of `logits` [rows, vocabulary]; leaves the logits as they are."""
-    work = logits.float()
-    if work is logits and any(adjusts(row) for row in rows):
-        work = logits.clone()
+    tokens = _in_memory(logits, rows) if logits.device.type == "cpu" else _on_device(logits, rows)
+    answers = []
+    for at, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+        if token < 0:
+            answers.append(Sampled(-1, error=_no_token(logits[at], row)))
+        elif row.params.logprobs is None:
+            answers.append(Sampled(token))
+        else:
+            answers.append(Sampled(token, logprobs_of(logits[at : at + 1], [token], row.params.logprobs)[0]))
+    return answers
+
+
+def _in_memory(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+    """Return each row's token, -1 where there is none. Only rows that are drawn from or adjusted are unpacked."""
+    plain = [row.params.greedy and not adjusts(row) for row in rows]
+    best = likeliest(logits) if any(plain) else []
+    tokens = []
     for at, row in enumerate(rows):
-        if adjusts(row):
-            apply_processors(work[at], row)
+        if plain[at] and math.isfinite(best[at][1]) and _allows(row, best[at][0]):
+            tokens.append(best[at][0])
+        elif plain[at] and row.mask is None:
+            tokens.append(-1)
+        else:
+            tokens.append(_of_row(logits[at], row))
+    return tokens
+
+
+def _of_row(logits: torch.Tensor, row: SamplingRow) -> int:
+    """Return the token of a row: among those that its grammar allows, so that the others cost nothing more."""
+    unpacked = logits.float()
+    if adjusts(row):
+        unpacked = unpacked.clone() if unpacked is logits else unpacked
+        apply_processors(unpacked, row)
+    values: NDArray[np.float32] = unpacked.numpy()
+    allowed = None
+    if row.mask is not None:
+        if row.mask.problem is not None:
+            return -1
+        allowed = np.flatnonzero(_bits(row.mask.words, len(values)))
+        values = values[allowed]
+    if not len(values) or not math.isfinite(values.max()):
+        return -1
+    at = (
+        int(values.argmax())
+        if row.params.greedy
+        else draw(values, row.params, uniform(row.seed, len(row.output_token_ids)))
+    )
+    return at if allowed is None else int(allowed[at])
+
+
+def _on_device(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+    work = logits.float()
+    changed = [at for at, row in enumerate(rows) if adjusts(row) or row.mask is not None]
+    if work is logits and changed:
+        work = logits.clone()
+    for at in changed:
+        _mask(work[at], rows[at])
+        if adjusts(rows[at]):
+            apply_processors(work[at], rows[at])
     highest, best = work.max(dim=-1)
     tokens: list[int] = best.tolist()
-    peaks: list[float] = highest.tolist()
-    drawn = [at for at, row in enumerate(rows) if not row.params.greedy and math.isfinite(peaks[at])]
+    good = torch.isfinite(highest).tolist()
+    drawn = [at for at, row in enumerate(rows) if not row.params.greedy and good[at]]
     if drawn:
-        chosen = _draw(work if len(drawn) == len(rows) else work[drawn], [rows[at] for at in drawn])
+        chosen = draw_all(work if len(drawn) == len(rows) else work[drawn], [rows[at] for at in drawn])
         for at, token in zip(drawn, chosen, strict=True):
             tokens[at] = token
-    answers = []
-    for at, row in enumerate(rows):
-        if not math.isfinite(peaks[at]):
-            answers.append(Sampled(-1, error=_no_token(logits[at])))
-        elif row.params.logprobs is None:
-            answers.append(Sampled(tokens[at]))
-        else:
-            answers.append(Sampled(tokens[at], logprobs_of(logits[at : at + 1], [tokens[at]], row.params.logprobs)[0]))
-    return answers
+    return [token if good[at] else -1 for at, token in enumerate(tokens)]
+
+
+def _mask(logits: torch.Tensor, row: SamplingRow) -> None:
+    if row.mask is None:
+        return
+    banned = ~_bits(row.mask.words, len(logits)) if row.mask.problem is None else np.ones(len(logits), bool)
+    logits.masked_fill_(torch.from_numpy(banned).to(logits.device), float("-inf"))
+
+
+def _bits(words: NDArray[np.uint32], count: int) -> NDArray[np.bool_]:
+    """Return a mask as one truth value for each token."""
+    return np.unpackbits(words.view(np.uint8), count=count, bitorder="little").view(np.bool_)
+
+
+def _allows(row: SamplingRow, token: int) -> bool:
+    return row.mask is None or (row.mask.problem is None and bool(int(row.mask.words[token // 32]) >> token % 32 & 1))
+
+
+def _no_token(logits: torch.Tensor, row: SamplingRow) -> str:
+    if row.mask is not None and row.mask.problem is not None:
+        return row.mask.problem
+    if not bool(torch.isfinite(logits.max())):
+        return "the model's logits are not numbers"
+    if row.mask is not None and not row.mask.words.any():
+        return "the grammar allows no token of the vocabulary here"
+    grammar = "the grammar, " if row.mask is not None else ""
+    return f"no token may be chosen: {grammar}allowed_token_ids, bad_words, logit_bias and min_tokens leave none"
 
 
 def logprobs_of(logits: torch.Tensor, chosen: Sequence[int], count: int) -> list[TokenLogprobs]:
@@ -100,132 +154,3 @@ def _ranked(values: list[float], ids: list[int]) -> tuple[TokenLogprob, ...]:
         rank = ranked[-1].rank if ranked and ranked[-1].logprob == value else at + 1
         ranked.append(TokenLogprob(token, value, rank))
     return tuple(ranked)
-
-
-def _no_token(logits: torch.Tensor) -> str:
-    if bool(torch.isfinite(logits.max())):
-        return "no token may be chosen: allowed_token_ids, bad_words, logit_bias and min_tokens leave none"
-    return "the model's logits are not numbers"
-
-
-def _draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """Draw a token of each row, none of which is greedy."""
-    heat = [max(row.params.temperature, LOWEST_TEMPERATURE) for row in rows]
-    scaled = logits / torch.tensor(heat, dtype=torch.float32, device=logits.device)[:, None]
-    uniforms = [uniform(row.seed, len(row.output_token_ids)) for row in rows]
-    filtered = [at for at, row in enumerate(rows) if _filters(row.params, scaled.shape[1])]
-    if not filtered:
-        return _from_all(scaled, uniforms)
-    tokens = [-1] * len(rows)
-    left: list[int] = [at for at in range(len(rows)) if at not in set(filtered)]
-    width = _width([rows[at].params for at in filtered], scaled.shape[1])
-    picked = _from_candidates(
-        scaled[filtered], [rows[at].params for at in filtered], [uniforms[at] for at in filtered], width
-    )
-    for at, token in zip(filtered, picked, strict=True):
-        if token is None:
-            tokens[at] = _from_sorted(scaled[at], rows[at].params, uniforms[at])
-        else:
-            tokens[at] = token
-    if left:
-        for at, token in zip(left, _from_all(scaled[left], [uniforms[at] for at in left]), strict=True):
-            tokens[at] = token
-    return tokens
-
-
-def _filters(params: SamplingParams, vocabulary: int) -> bool:
-    return 0 < params.top_k < vocabulary or params.top_p < 1 or params.min_p > 0
-
-
-def _width(params: Sequence[SamplingParams], vocabulary: int) -> int:
-    """Return how many of the likeliest tokens to look at first."""
-    wanted = max(each.top_k + _MARGIN if each.top_k > 0 else _CANDIDATES for each in params)
-    return min(wanted, _MOST_CANDIDATES, vocabulary)
-
-
-def _from_all(scaled: torch.Tensor, uniforms: Sequence[float]) -> list[int]:
-    """Draw from whole rows: first the segment of the vocabulary, then the token in it. Sums are in fp64."""
-    weights = (scaled - scaled.amax(dim=-1, keepdim=True)).exp_()
-    weights = F.pad(weights, (0, -weights.shape[1] % _SEGMENT)).view(weights.shape[0], -1, _SEGMENT)
-    sums = weights.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
-    at = torch.arange(len(uniforms), device=scaled.device)
-    targets = _targets(uniforms, sums[:, -1])
-    segment = torch.searchsorted(sums, targets[:, None], right=True)[:, 0]
-    before = torch.where(segment > 0, sums[at, (segment - 1).clamp(min=0)], 0.0)
-    inside = weights[at, segment].double().cumsum(dim=-1)
-    targets = torch.minimum(targets - before, _below(inside[:, -1]))
-    found = segment * _SEGMENT + torch.searchsorted(inside, targets[:, None], right=True)[:, 0]
-    tokens: list[int] = found.tolist()
-    return tokens
-
-
-def _from_candidates(
-    scaled: torch.Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float], width: int
-) -> list[int | None]:
-    """Draw from the `width` likeliest tokens of each row; None where the filters keep more than those."""
-    values, ids = scaled.topk(width, dim=-1)
-    weights = (values - values[:, :1]).exp().double()
-    kept = torch.ones_like(weights, dtype=torch.bool)
-    whole = width == scaled.shape[1]
-    totals = weights.sum(dim=-1)
-    if not whole and any(each.top_p < 1 for each in params):
-        totals = (scaled - values[:, :1]).exp_().sum(dim=-1, dtype=torch.float64)
-    limits = []
-    for at, each in enumerate(params):
-        limit = _limit(values[at], weights[at], each, totals[at], whole=whole)
-        limits.append(limit)
-        if limit is not None:
-            kept[at] = values[at] >= limit
-    tokens = _by_id(ids, weights * kept, uniforms)
-    return [None if limit is None else token for limit, token in zip(limits, tokens, strict=True)]
-
-
-def _limit(
-    values: torch.Tensor, weights: torch.Tensor, params: SamplingParams, total: torch.Tensor, *, whole: bool
-) -> float | None:
-    """Return the lowest logit that min_p, top_k and top_p keep, in that order; None where it lies beyond `values`.
-
-    `values` are the highest logits, falling; `weights` their exponentials over the highest's; `total` the sum of all.
-    """
-    lowest = float(values[-1])
-    limit = float("-inf")
-    if params.min_p > 0:
-        limit = float(values[0]) + math.log(params.min_p)
-    if 0 < params.top_k < len(values):
-        limit = max(limit, float(values[params.top_k - 1]))
-    complete = whole or limit > lowest
-    if params.top_p < 1:
-        counted = weights * (values >= limit)
-        mass = counted.sum() if complete else total
-        if not complete and (params.min_p > 0 or params.top_k > 0):
-            return None
-        before = counted.cumsum(dim=-1) - counted
-        last = int((before < params.top_p * mass).sum()) - 1
-        limit = max(limit, float(values[max(last, 0)]))
-        complete = whole or limit > lowest
-    return limit if complete else None
-
-
-def _from_sorted(scaled: torch.Tensor, params: SamplingParams, number: float) -> int:
-    """Draw from one whole row under its filters."""
-    token = _from_candidates(scaled[None], [params], [number], scaled.shape[0])[0]
-    assert token is not None
-    return token
-
-
-def _by_id(ids: torch.Tensor, weights: torch.Tensor, uniforms: Sequence[float]) -> list[int]:
-    """Draw by weight, tokens in the order of their ids; what has no weight changes no sum."""
-    ordered, order = ids.sort(dim=-1)
-    sums = weights.gather(1, order).cumsum(dim=-1)
-    found = torch.searchsorted(sums, _targets(uniforms, sums[:, -1])[:, None], right=True)
-    tokens: list[int] = ordered.gather(1, found)[:, 0].tolist()
-    return tokens
-
-
-def _targets(uniforms: Sequence[float], totals: torch.Tensor) -> torch.Tensor:
-    """Return each uniform's place on its row's sum, below the end so that a token of weight follows it."""
-    return torch.minimum(torch.tensor(uniforms, dtype=torch.float64, device=totals.device) * totals, _below(totals))
-
-
-def _below(numbers: torch.Tensor) -> torch.Tensor:
-    return torch.nextafter(numbers, torch.zeros_like(numbers))

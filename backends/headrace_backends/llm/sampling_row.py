@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headrace_backends.llm.grammar_masks import RowMask
 from headrace_backends.llm.sampling_params import SamplingParams
 
 
@@ -19,3 +20,5 @@ class SamplingRow:
     """What was generated before this row's token, drafts that this row assumes to be right included."""
     eos_token_ids: frozenset[int] = frozenset()
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    mask: RowMask | None = None
+    """Which tokens its grammar allows; None allows all."""

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from headrace_backends.llm.sampler import sample, uniform
+from headrace_backends.llm.sampler import sample
 from headrace_backends.llm.sampling_params import SamplingParams
 from headrace_backends.llm.sampling_row import SamplingRow
+from headrace_backends.llm.uniform import uniform
 
 VOCAB = 1500
 
