@@ -150,6 +150,9 @@ class EchoDataPlane(SubmitsByInfer, ScriptedStreams):
         self._check(name, version)
         return True
 
+    def models(self) -> list[tuple[str, int]]:
+        return [("echo", 1), ("slow", 1)]
+
     def server_metadata(self) -> ServerMetadata:
         return ServerMetadata("echo", "1.0", ("binary_tensor_data",))
 

@@ -27,8 +27,8 @@ GOOD = {"inputs": [{"name": "INPUT0", "shape": [4], "datatype": "FP32", "data": 
 class Door:
     """A started gateway, what lies behind it, and a client that decodes nothing by itself."""
 
-    def __init__(self, settings: HttpSettings) -> None:
-        self.data = EchoDataPlane()
+    def __init__(self, settings: HttpSettings, data: EchoDataPlane | None = None) -> None:
+        self.data = EchoDataPlane() if data is None else data
         self.control = NotingControlPlane()
         self.gateway = HttpGateway(self.data, self.control, settings)
         self.port = 0

@@ -201,6 +201,10 @@ class RegistryDataPlane:
         """Return the server's name, version and extensions."""
         return self._metadata
 
+    def models(self) -> list[tuple[str, int]]:
+        """Return name and version of every model that serves, in that order."""
+        return [(model.name, model.version) for model in self._registry.served()]
+
     def model_metadata(self, name: str, version: int) -> ModelMetadata:
         """Return what a client must know to call the model."""
         model = self._registry.get(name, version)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.gateway.http.admission import Admission, path_of
+from headrace.gateway.http.admission import Admission
 from headrace.gateway.http.compression import Coding
+from headrace.gateway.http.paths import path_of
 from headrace.gateway.http.reader import RequestReader, headers_to_read
 from headrace.gateway.http.request import Handler, HttpRequest
 from headrace.gateway.http.routes import Endpoint, Route

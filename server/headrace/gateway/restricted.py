@@ -21,6 +21,7 @@ KINDS: Final = (
     "statistics",
     "trace",
     "logging",
+    "openai",
 )
 
 _HEADER: Final = re.compile(r"[0-9a-z_.\-]+")

@@ -11,6 +11,7 @@ from typing import Final
 from headrace.gateway.http.answer import Answer
 from headrace.gateway.http.compression import Coding, request_coding
 from headrace.gateway.http.errors import HttpError, too_large
+from headrace.gateway.http.paths import path_of
 from headrace.gateway.http.request import (
     CONTENT_ENCODING,
     CONTENT_LENGTH,
@@ -51,7 +52,7 @@ class Admission:
         target = self._known.get(request.url) or self._find(request.url)
         fields = request.fields
         if target.restriction is not None:
-            _check(target.restriction, fields)
+            _check(target, target.restriction, fields)
         if request.method not in target.methods:
             request.early = _other_method(request, target)
             return UNREAD_LIMIT
@@ -89,9 +90,14 @@ class Admission:
         return target
 
 
-def _check(restriction: Restriction, fields: Mapping[bytes, bytes]) -> None:
-    if not restriction.admits(fields.get(restriction.header.encode(), b"")):
-        raise HttpError(403, f"this is for those alone who send the header '{restriction.header}' with the right value")
+def _check(target: Target, restriction: Restriction, fields: Mapping[bytes, bytes]) -> None:
+    header = restriction.header
+    if restriction.admits(fields.get(header.encode(), b"")):
+        return
+    if target.route.endpoint.kind == "openai" and header == "authorization":
+        challenge = {"WWW-Authenticate": "Bearer"}
+        raise HttpError(401, "the API key is missing or wrong", challenge, code="invalid_api_key")
+    raise HttpError(403, f"this is for those alone who send the header '{header}' with the right value")
 
 
 def _other_method(request: HttpRequest, target: Target) -> Answer:
@@ -109,15 +115,6 @@ def _uncoded(coding: Coding) -> HttpError:
         f"Content-Encoding {coding.value!r} is not taken here; send the body as it is",
         {"Accept-Encoding": "identity"},
     )
-
-
-def path_of(url: bytes) -> str:
-    """Return the path, still percent-encoded, of a request target in origin or absolute form."""
-    text = url.decode("latin-1")
-    if not text.startswith("/"):
-        _, found, rest = text.partition("://")
-        text = "/" + rest.partition("/")[2] if found else text
-    return text.partition("?")[0].partition("#")[0]
 
 
 def over(limit: int, fact: str) -> HttpError:

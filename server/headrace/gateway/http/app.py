@@ -13,6 +13,7 @@ from headrace.gateway.http.connections import Connections
 from headrace.gateway.http.control_endpoints import ControlEndpoints
 from headrace.gateway.http.endpoints import DataEndpoints
 from headrace.gateway.http.generate import GenerateEndpoints
+from headrace.gateway.http.openai.endpoints import OpenAIEndpoints
 from headrace.gateway.http.openapi.endpoint import DocumentEndpoint
 from headrace.gateway.http.settings import HttpSettings
 from headrace.gateway.unix_socket import UnixSocket
@@ -37,6 +38,7 @@ class HttpGateway:
             **DataEndpoints(data, settings, clock).handlers,
             **GenerateEndpoints(data, settings, clock).handlers,
             **ControlEndpoints(control).handlers,
+            **OpenAIEndpoints(data, clock).handlers,
             **DocumentEndpoint(settings.restricted).handlers,
         }
         self._settings = settings

@@ -9,7 +9,12 @@ from typing import Final
 import msgspec
 
 from headrace.gateway.http.answer import Answer
+from headrace.gateway.http.http_error import HttpError
+from headrace.gateway.http.openai import errors as openai
+from headrace.gateway.http.paths import path_of
 from headrace_protocol.errors import ErrorCode, InferError
+
+__all__ = ["HttpError", "answer_to", "error_body", "failure", "too_large"]
 
 _log: Final = logging.getLogger(__name__)
 
@@ -28,22 +33,6 @@ STATUS: Final[Mapping[ErrorCode, int]] = {
 }
 
 
-class HttpError(Exception):
-    """A failure that only HTTP has (no such path, body too large, ...): it never reaches the data plane.
-
-    `close`: what is left of the body is not worth reading; the connection ends with the answer.
-    """
-
-    def __init__(
-        self, status: int, message: str, headers: Mapping[str, str] | None = None, *, close: bool = False
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.headers = headers
-        self.close = close
-
-
 def too_large(message: str) -> HttpError:
     """Return the 413 of a body, or a part of it, that passes a limit; `message` names the limit."""
     return HttpError(413, message, close=True)
@@ -56,8 +45,10 @@ def error_body(message: str) -> bytes:
     return msgspec.json.encode({"error": message})
 
 
-def answer_to(error: HttpError | InferError) -> Answer:
-    """Return what the client is told of a failure."""
+def answer_to(error: HttpError | InferError, url: bytes) -> Answer:
+    """Return what the client is told of a failure of a request for `url`, in the words of that door."""
+    if openai.is_openai(path_of(url)):
+        return openai.answer_to(error)
     if isinstance(error, InferError):
         return Answer(error_body(error.message), STATUS[error.code])
     return Answer(error_body(error.message), error.status, headers=error.headers, close=error.close)
@@ -66,6 +57,6 @@ def answer_to(error: HttpError | InferError) -> Answer:
 def failure(error: Exception, url: bytes) -> Answer:
     """Return what the client is told of any failure of a request for `url`; a fault of our own goes to the log."""
     if isinstance(error, InferError | HttpError):
-        return answer_to(error)
+        return answer_to(error, url)
     _log.error("an HTTP request failed: %r", url[:200], exc_info=error)
-    return Answer(error_body("internal error; the server's log has the details"), 500)
+    return answer_to(HttpError(500, "internal error; the server's log has the details"), url)

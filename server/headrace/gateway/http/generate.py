@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
@@ -14,8 +13,9 @@ from headrace.gateway.http.generate_codec import decode_generate, encode_generat
 from headrace.gateway.http.request import Done, Handler, HttpRequest, Outlet
 from headrace.gateway.http.routes import Endpoint, Route
 from headrace.gateway.http.settings import HttpSettings
+from headrace.gateway.http.streaming import OutcomeStream
 from headrace.planes import Cancellable, DataPlane, Outcome
-from headrace.types import InferenceRequest, InferenceResponse
+from headrace.types import InferenceRequest
 from headrace_protocol.errors import InferError, invalid
 
 
@@ -98,44 +98,16 @@ def _not_single(model: str, count: str) -> InferError:
     return invalid(f"model '{model}' gave {count} response; generate takes exactly one, generate_stream any number")
 
 
-class EventStream:
-    """Implements request.Streaming: a generate_stream request under way, whose responses become server-sent events.
+class EventStream(OutcomeStream):
+    """A generate_stream request under way, whose responses become server-sent events. The first outcome decides the status."""
 
-    The first outcome decides about the status. Responses that the client is too slow for are kept, unread, until it
-    goes on: the data plane bounds how many there can be.
-    """
-
-    __slots__ = ("_begun", "_identifier", "_kept", "_outlet", "_url", "under_way")
+    __slots__ = ("_begun", "_identifier", "_url")
 
     def __init__(self, identifier: str | None, outlet: Outlet, url: bytes) -> None:
+        super().__init__(outlet)
         self._identifier = identifier
-        self._outlet = outlet
         self._url = url
-        self._kept: deque[Outcome] = deque()
         self._begun = False
-        self.under_way: Cancellable | None = None
-
-    def take(self, outcome: Outcome) -> None:
-        """Take the next outcome of the request."""
-        if self._kept or self._outlet.full:
-            self._kept.append(outcome)
-        else:
-            self._pass_on(outcome)
-
-    def resume(self) -> None:
-        """Pass on what was kept, as far as there is room."""
-        while self._kept and not self._outlet.full:
-            self._pass_on(self._kept.popleft())
-
-    def cancel(self) -> None:
-        """Its client is gone."""
-        under_way, self.under_way = self.under_way, None
-        if under_way is not None:
-            under_way.cancel()
-        while self._kept:
-            outcome = self._kept.popleft()
-            if isinstance(outcome, InferenceResponse):
-                outcome.release()
 
     def _pass_on(self, outcome: Outcome) -> None:
         if isinstance(outcome, InferError):

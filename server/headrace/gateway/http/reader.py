@@ -218,7 +218,7 @@ class RequestReader:
         try:
             self._limit = self._admit(request)
         except (HttpError, InferError) as error:
-            request.early = answer_to(error)
+            request.early = answer_to(error, request.url)
             self._limit = UNREAD_LIMIT
             if request.early.close or self._declared > UNREAD_LIMIT or EXPECT in fields:
                 raise self._stop(error) from None
@@ -314,7 +314,7 @@ class RequestReader:
         """Make an answer of the failure, unless the request has one: the last of the connection."""
         request = self._request or HttpRequest(b"", self._url, {}, None, keep_alive=False)
         if request.early is None:
-            request.early = failure if isinstance(failure, Answer) else answer_to(failure)
+            request.early = failure if isinstance(failure, Answer) else answer_to(failure, request.url)
         request.keep_alive = request.whole = self.in_message = self.wants_continue = False
         self._request = self.room = None
         self._body = b""

@@ -20,8 +20,10 @@ ACCEPT_ENCODING: Final = b"accept-encoding"
 CONNECTION: Final = b"connection"
 CONTENT_ENCODING: Final = b"content-encoding"
 CONTENT_LENGTH: Final = b"content-length"
+CONTENT_TYPE: Final = b"content-type"
 EXPECT: Final = b"expect"
 HEADER_LENGTH: Final = b"inference-header-content-length"
+REQUEST_ID: Final = b"x-request-id"
 TRACEPARENT: Final = b"traceparent"
 TRANSFER_ENCODING: Final = b"transfer-encoding"
 READ: Final = frozenset(
@@ -30,8 +32,10 @@ READ: Final = frozenset(
         CONNECTION,
         CONTENT_ENCODING,
         CONTENT_LENGTH,
+        CONTENT_TYPE,
         EXPECT,
         HEADER_LENGTH,
+        REQUEST_ID,
         TRACEPARENT,
         TRANSFER_ENCODING,
     )

@@ -41,6 +41,10 @@ class Endpoint(enum.Enum):
     CUDA_UNREGISTER = ("shared-memory", 6, "POST")
     TRACE = ("trace", 1, "GET", "POST")
     LOGGING = ("logging", 1, "GET", "POST")
+    OPENAI_MODELS = ("openai", 1, "GET")
+    OPENAI_MODEL = ("openai", 2, "GET")
+    COMPLETIONS = ("openai", 3, "POST")
+    CHAT_COMPLETIONS = ("openai", 4, "POST")
 
     def __init__(self, kind: str, _number: int, *methods: str) -> None:
         self.kind = kind
@@ -101,8 +105,15 @@ PATHS: Final[Mapping[str, Endpoint]] = {
     "/v2/trace/setting": Endpoint.TRACE,
     "/v2/logging": Endpoint.LOGGING,
     "/openapi.json": Endpoint.OPENAPI,
+    "/v1/models": Endpoint.OPENAI_MODELS,
+    "/v1/models/{model}": Endpoint.OPENAI_MODEL,
+    "/v1/completions": Endpoint.COMPLETIONS,
+    "/v1/chat/completions": Endpoint.CHAT_COMPLETIONS,
 }
 """Every path of the door. A segment in braces stands for any one that is not empty; the first that matches counts."""
+
+
+_OPENAI_MODEL: Final = "/v1/models/"
 
 
 class _Template:
@@ -140,6 +151,8 @@ def resolve(path: str) -> Route | None:
     for template in _BY_LENGTH.get(len(segments), ()):
         if template.matches(segments):
             return template.route(segments)
+    if path.startswith(_OPENAI_MODEL):  # whose names may have slashes in them
+        return Route(Endpoint.OPENAI_MODEL, decode_segment(path.removeprefix(_OPENAI_MODEL)))
     return None
 
 

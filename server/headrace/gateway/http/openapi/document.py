@@ -8,8 +8,17 @@ from typing import Any, Final
 
 from headrace import __version__
 from headrace.gateway.http.openapi.bodies import schemas
-from headrace.gateway.http.openapi.operations import OPERATIONS, Operation
-from headrace.gateway.http.openapi.parts import ANYWHERE, FAILURES, HEADERS, PARAMETERS, failure, parameter
+from headrace.gateway.http.openapi.operation import Operation
+from headrace.gateway.http.openapi.operations import OPERATIONS
+from headrace.gateway.http.openapi.parts import (
+    ANYWHERE,
+    FAILURES,
+    HEADERS,
+    OPENAI_ALONE,
+    PARAMETERS,
+    failure,
+    parameter,
+)
 from headrace.gateway.http.openapi.schema import Schema
 from headrace.gateway.http.routes import PATHS, Endpoint
 
@@ -23,13 +32,14 @@ KINDS: Final = {
     "statistics": "What models have done.",
     "trace": "Which requests are traced.",
     "logging": "What is logged.",
+    "openai": "Language models, as OpenAI's clients ask for them.",
 }
 """Every kind of operation, by which the operator may restrict them; the tags of the document."""
 
 _TEXT: Final = """\
 KServe v2, the Open Inference Protocol, with Triton's extensions.
 
-What fails is answered with `{"error": "..."}`. Paths are percent-decoded, and what follows a `?` is not looked at. A
+What fails is answered with `{"error": "..."}`, below /v1 with OpenAI's `{"error": {...}}`. Paths are percent-decoded, and what follows a `?` is not looked at. A
 request that is no HTTP gets 400, or 505 for another version than 1.1 and 1.0; a path that is not listed 404; a method
 that is not listed 405, but for HEAD, which goes with GET, and OPTIONS. Bodies may come in chunks. Answers above 1 KiB are
 compressed for clients that say so in `Accept-Encoding`.
@@ -62,7 +72,10 @@ def document(restricted: Mapping[str, str] | None = None) -> dict[str, Any]:
             "schemas": schemas(),
             "parameters": PARAMETERS,
             "headers": HEADERS,
-            "responses": {str(status): failure(status) for status in FAILURES},
+            "responses": {
+                **{str(status): failure(status) for status in FAILURES if status not in OPENAI_ALONE},
+                **{f"openai-{status}": failure(status, openai=True) for status in FAILURES},
+            },
             "securitySchemes": {
                 kind: {"type": "apiKey", "in": "header", "name": header} for kind, header in restricted.items()
             },
@@ -84,8 +97,9 @@ def _describe(operation: Operation, path: str, first: str) -> Schema:
     if operation.body is not None:
         described["requestBody"] = operation.body
     failures = {str(status) for status in (*ANYWHERE, *operation.failures)}
+    prefix = "openai-" if operation.openai else ""
     answers = {
-        **{status: {"$ref": f"#/components/responses/{status}"} for status in failures},
+        **{status: {"$ref": f"#/components/responses/{prefix}{status}"} for status in failures},
         **operation.special,
         "200": operation.success,
     }

@@ -6,9 +6,11 @@ Which paths lead to an endpoint, and of which kind it is, is the router's to say
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from headrace.gateway.http.openapi import examples
+from headrace.gateway.http.openapi.language_operations import LANGUAGE
+from headrace.gateway.http.openapi.operation import Operation
 from headrace.gateway.http.openapi.parts import (
     answers_empty,
     answers_events,
@@ -19,27 +21,6 @@ from headrace.gateway.http.openapi.parts import (
 )
 from headrace.gateway.http.openapi.schema import Schema, array_of, reference
 from headrace.gateway.http.routes import Endpoint
-
-
-class Operation(NamedTuple):
-    """One method of an endpoint."""
-
-    name: str
-    """Its operationId; that of a further path has the last parameter that this path adds behind it."""
-    summary: str
-    success: Schema
-    """The answer of 200."""
-    failures: tuple[int, ...] = ()
-    """Statuses that not any operation may end with; see parts.ANYWHERE."""
-    text: str = ""
-    headers: tuple[str, ...] = ()
-    """Header parameters, besides those that any request may have."""
-    body: Schema | None = None
-    special: Mapping[str, Schema] = {}
-    """Answers that no other operation has, by status."""
-    codings: bool = True
-    """Whether its answer may come compressed."""
-
 
 _OF_A_MODEL: Final = (400, 404, 503)
 _TO_INFER: Final = (400, 404, 415, 503)
@@ -237,5 +218,6 @@ OPERATIONS: Final[Mapping[tuple[Endpoint, str], Operation]] = {
     **_memory("System", _SYSTEM, examples.REGISTER_SYSTEM),
     **_memory("Cuda", _CUDA, examples.REGISTER_CUDA),
     **_SETTINGS,
+    **LANGUAGE,
 }
 """By endpoint and method."""

@@ -67,6 +67,13 @@ PARAMETERS: Final[dict[str, Schema]] = {
         "description": f"{_HEADER_LENGTH_TEXT} Absent: all of it is JSON. 0: all of it is the model's one input.",
         "schema": {"type": "integer", "minimum": 0, "maximum": 2**63 - 1},
     },
+    "X-Request-Id": {
+        "name": "X-Request-Id",
+        "in": "header",
+        "description": "What the request is called in the answer's id and headers, and in traces; else it gets an id.",
+        "schema": {"type": "string", "pattern": "^[!-~]{1,128}$"},
+        "example": "my-request-1",
+    },
     "traceparent": {
         "name": "traceparent",
         "in": "header",
@@ -91,12 +98,14 @@ _CODED: Final = {name: {"$ref": f"#/components/headers/{name}"} for name in ("Co
 
 FAILURES: Final[dict[int, str]] = {
     400: "What was sent is wrong; the text names the field.",
+    401: "The API key is missing or wrong.",
     403: "The operator restricted this kind of call to those who send a certain header.",
     404: "There is no such model, version or region.",
     408: "The head or the body of the request did not come on for 60 s.",
     413: "The body, or a part of it, is above a limit of the server.",
-    415: "The Content-Encoding is not served; Accept-Encoding says which are.",
+    415: "The Content-Encoding is not served, and Accept-Encoding says which are; or the Content-Type is not.",
     417: "Expect is something else than 100-continue.",
+    429: "Too much waits; the same request may be taken a little later.",
     431: "A line of the head is above 16 KiB, or there are more than 128 headers.",
     500: "A fault of the server or of the model.",
     501: "What was asked for is not served.",
@@ -104,14 +113,33 @@ FAILURES: Final[dict[int, str]] = {
 }
 ANYWHERE: Final = (403, 408, 413, 417, 431, 500, 501)
 """Failures that any operation may end with."""
+OPENAI_ALONE: Final = (401, 429)
+"""Failures that only OpenAI's operations end with."""
 
 
-def failure(status: int) -> Schema:
-    """Return the answer of a failure."""
-    answer: Schema = {"description": FAILURES[status], "content": {JSON: {"schema": reference("Error")}}}
+def failure(status: int, *, openai: bool = False) -> Schema:
+    """Return the answer of a failure, as /v2 tells it or as OpenAI's clients know it."""
+    schema = reference("OpenAIError" if openai else "Error")
+    answer: Schema = {"description": FAILURES[status], "content": {JSON: {"schema": schema}}}
     if status == 415:
         answer["headers"] = {"Accept-Encoding": {"description": "What is served.", "schema": {"type": "string"}}}
+    if status == 429:
+        seconds = {"type": "integer", "minimum": 0}
+        answer["headers"] = {"Retry-After": {"description": "Seconds.", "schema": seconds}}
     return answer
+
+
+def answers_json_or_chunks(schema: Schema, text: str, chunk: Schema) -> Schema:
+    """Return the answer of a generation: JSON, or server-sent events with a chunk each where it is streamed."""
+    data = {
+        "type": "string",
+        "description": "On one line: a chunk, an error where the stream fails, and [DONE] at the end.",
+        "contentMediaType": JSON,
+        "contentSchema": {"anyOf": [chunk, reference("OpenAIError")]},
+    }
+    event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
+    answer = answers_json(schema, text)
+    return {**answer, "content": {**answer["content"], EVENTS: {"schema": event}}}
 
 
 def parameter(name: str) -> Schema:

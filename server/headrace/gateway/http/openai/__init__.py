@@ -1,0 +1,1 @@
+"""The doors that OpenAI's clients know, over language models."""

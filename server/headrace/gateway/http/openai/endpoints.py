@@ -1,0 +1,25 @@
+"""All endpoints of OpenAI's doors, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from headrace.clock import Clock
+from headrace.gateway.http.openai.chat import Chat
+from headrace.gateway.http.openai.completions import Completions
+from headrace.gateway.http.openai.models import Models
+from headrace.gateway.http.request import Handler
+from headrace.gateway.http.routes import Endpoint
+from headrace.planes import DataPlane
+
+
+class OpenAIEndpoints:
+    """The endpoints over one data plane."""
+
+    def __init__(self, data: DataPlane, clock: Clock) -> None:
+        self.handlers: Final[Mapping[Endpoint, Handler]] = {
+            **Models(data, clock).handlers,
+            Endpoint.COMPLETIONS: Handler(stream=Completions(data, clock)),
+            Endpoint.CHAT_COMPLETIONS: Handler(stream=Chat(data, clock)),
+        }

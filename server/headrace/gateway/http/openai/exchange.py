@@ -1,0 +1,54 @@
+"""One request at OpenAI's doors: its id, when it came, and what the headers of its answer say of that."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from secrets import token_hex
+from typing import Final
+
+from headrace.clock import Clock
+from headrace.gateway.http.answer import Answer
+from headrace.gateway.http.errors import failure
+from headrace.gateway.http.request import REQUEST_ID, HttpRequest
+
+_ID: Final = re.compile(r"[!-~]{1,128}")
+"""What a client may call its request: it comes back in a header and in ids."""
+
+
+def random_id() -> str:
+    """Return an id that no other request has."""
+    return token_hex(12)
+
+
+class Exchange:
+    """Of one request, from its head to its answer."""
+
+    __slots__ = ("_clock", "created", "http", "request_id")
+
+    def __init__(self, http: HttpRequest, clock: Clock, new_id: Callable[[], str] = random_id) -> None:
+        self.http = http
+        self._clock = clock
+        given = http.text(REQUEST_ID)
+        self.request_id = given if given is not None and _ID.fullmatch(given) else new_id()
+        self.created = clock.wall_ns() // 1_000_000_000
+        """Unix time in seconds."""
+
+    def now_ns(self) -> int:
+        """Return the time on the clock that does not go back."""
+        return self._clock.now_ns()
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers of an answer that begins now."""
+        took_ms = max(0, self._clock.now_ns() - self.http.began_ns) // 1_000_000
+        return {"x-request-id": self.request_id, "openai-processing-ms": str(took_ms)}
+
+    def answer(self, body: bytes) -> Answer:
+        """Return the answer with this JSON."""
+        return Answer(body, headers=self.headers())
+
+    def failure(self, error: Exception) -> Answer:
+        """Return what the client is told of a failure."""
+        answer = failure(error, self.http.url)
+        answer.headers = {**(answer.headers or {}), **self.headers()}
+        return answer

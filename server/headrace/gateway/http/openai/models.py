@@ -1,0 +1,42 @@
+"""GET /v1/models and /v1/models/{id}: the language models, under each of their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from headrace.clock import Clock
+from headrace.gateway.http.answer import Answer, json_answer
+from headrace.gateway.http.openai.directory import LanguageModel, ModelDirectory
+from headrace.gateway.http.request import Handler, HttpRequest
+from headrace.gateway.http.routes import Endpoint, Route
+from headrace.planes import DataPlane
+
+
+class Models:
+    """The two endpoints over a data plane."""
+
+    def __init__(self, data: DataPlane, clock: Clock) -> None:
+        self._directory = ModelDirectory(data)
+        self._created = clock.wall_ns() // 1_000_000_000
+        self.handlers: Final[Mapping[Endpoint, Handler]] = {
+            Endpoint.OPENAI_MODELS: Handler(reply=self._list),
+            Endpoint.OPENAI_MODEL: Handler(reply=self._one),
+        }
+
+    def _list(self, _http: HttpRequest, _route: Route) -> Answer:
+        return json_answer({"object": "list", "data": [self._told(model) for model in self._directory.all()]})
+
+    def _one(self, _http: HttpRequest, route: Route) -> Answer:
+        return json_answer(self._told(self._directory.find(route.model)))
+
+    def _told(self, model: LanguageModel) -> dict[str, Any]:
+        return {
+            "id": model.id,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "headrace",
+            "root": model.name,
+            "parent": model.name if model.adapter is not None else None,
+            "max_model_len": model.card.max_model_len,
+        }
