@@ -46,6 +46,8 @@ class ToolPlan(msgspec.Struct, frozen=True):
     legacy: bool = False
     """Whether the request has `functions`: the answer has `function_call`."""
     tool_format: str | None = None
+    free_text: bool = True
+    """Whether nothing but the tools says what the text has to be."""
 
     @property
     def told(self) -> list[dict[str, Any]] | None:
@@ -56,16 +58,16 @@ class ToolPlan(msgspec.Struct, frozen=True):
     def structured(self) -> StructuredOutput | None:
         """What the text has to be so that the choice is kept; it goes before the request's own response format.
 
-        None: whatever the response format says. Under "auto" there is one only for `strict` functions, and a response
-        format that is no plain text then leaves no room for calls.
+        None: whatever the response format says. Under "auto" there is one only where a function is `strict`, and where
+        the request says nothing else of the text.
         """
         if self.choice == "named":
             return arguments_of(next(tool.schema for tool in self.tools if tool.name == self.name))
         if self.choice == "required":
             return any_call([(tool.name, tool.schema) for tool in self.tools], parallel=self.parallel)
-        strict = [(tool.name, tool.schema) for tool in self.tools if tool.strict]
-        if self.choice == "auto" and len(strict) == len(self.tools):
-            return strict_calls(strict, self.tool_format or "")
+        if self.choice == "auto" and self.free_text and any(tool.strict for tool in self.tools):
+            schemas = [(tool.name, tool.schema if tool.strict else {}) for tool in self.tools]
+            return strict_calls(schemas, self.tool_format or "")
         return None
 
     @property
@@ -84,11 +86,9 @@ class ToolPlan(msgspec.Struct, frozen=True):
 
     def finish_reason(self, reason: str, calls: int) -> str:
         """Return how a choice ended that has so many calls, where the engine says `reason`."""
-        if reason != "stop" or not calls:
+        if reason != "stop" or not calls or self.choice == "named":
             return reason
-        if self.legacy:
-            return "function_call"
-        return "stop" if self.choice == "named" else "tool_calls"
+        return "function_call" if self.legacy else "tool_calls"
 
 
 def plan_tools(body: Fields, model: str, tool_format: str | None) -> ToolPlan:
@@ -115,7 +115,9 @@ def plan_tools(body: Fields, model: str, tool_format: str | None) -> ToolPlan:
             "unsupported_parameter",
         )
     parallel = body.flag("parallel_tool_calls", True) and not legacy
-    return ToolPlan(tools, choice, name, parallel, legacy, tool_format)
+    wanted = body.any("response_format")
+    plain = wanted is None or (isinstance(wanted, dict) and wanted.get("type") == "text")
+    return ToolPlan(tools, choice, name, parallel, legacy, tool_format, plain and not body.has("structured_outputs"))
 
 
 def _tools(body: Fields) -> tuple[Tool, ...]:
