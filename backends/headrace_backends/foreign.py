@@ -2,14 +2,18 @@
 
 Started by its path, with a JSON object as its one argument. `probe` is answered by what the interpreter has; otherwise
 `packages` (name -> folder) are made importable, `lent` ones only where the environment has none of its own, and the
-process goes on as `python -m headrace_backends`. Nothing else of the server's Python becomes visible. Any Python 3 has
+process goes on as `python -m headrace_backends`, or as another module of these packages that `module` names. Nothing else of the server's Python becomes visible. Any Python 3 has
 to understand this file, since it also tells that one is too old.
 """
 
 import sys
 
-sys.path.pop(0)  # the folder of this file, whose modules have names like `calls`
+if (
+    __name__ == "__main__"
+):  # a process of multiprocessing's imports this file by another name, with the path as it is now
+    sys.path.pop(0)  # the folder of this file, whose modules have names like `calls`
 
+import importlib
 import importlib.util
 import json
 import os
@@ -51,9 +55,7 @@ def main() -> None:
     finders.insert(0, PackageFinder(asked["packages"]))
     finders.append(PackageFinder(asked["lent"]))
     sys.argv[:] = ["headrace_backends"] + asked["arguments"]
-    from headrace_backends.__main__ import main as run
-
-    run()
+    importlib.import_module(asked.get("module", "headrace_backends.__main__")).main()
 
 
 if __name__ == "__main__":

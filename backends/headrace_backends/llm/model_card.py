@@ -6,19 +6,13 @@ import json
 from pathlib import Path
 from typing import Final
 
+from headrace_backends.llm.chat_formats import chosen_format, reasoning_format_of, tool_format_of
 from headrace_backends.llm.loading import LoadedModel
 from headrace_backends.llm.settings import Settings
 from headrace_backends.llm.text_codec import HfTextCodec
 from headrace_protocol.errors import invalid
 from headrace_protocol.generation import AdapterCard, ModelCard, Task
 
-_TOOL_MARKS: Final = (
-    ("mistral", ("[TOOL_CALLS]",)),
-    ("hermes", ("<tool_call>",)),
-    ("pythonic", ("[func_name1(", "[func1(", "func_name(")),
-    ("llama3_json", ("<|python_tag|>", '"parameters"', "ipython")),
-)
-"""What templates of models say that write calls of tools in each way; the first that is there counts."""
 _DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -33,26 +27,14 @@ def card_of(settings: Settings, loaded: LoadedModel, text: HfTextCodec, max_mode
         tasks=(*tasks, "tokenize", "detokenize"),
         dtype=str(loaded.dtype).removeprefix("torch."),
         has_chat_template=bool(template),
-        tool_format=_chosen(settings.tool_call_parser, tool_format_of(template)),
-        reasoning_format=_chosen(settings.reasoning_parser, reasoning_format_of(template)),
+        tool_format=chosen_format(settings.tool_call_parser, tool_format_of(template)),
+        reasoning_format=chosen_format(settings.reasoning_parser, reasoning_format_of(template)),
         adapters=tuple(AdapterCard(name) for name in settings.lora_modules),
         aliases=settings.served_model_name,
         sampling_defaults=sampling_defaults(settings, loaded),
         max_logprobs=loaded.vocab_size if settings.max_logprobs < 0 else settings.max_logprobs,
         embedding_width=int(loaded.model.config.get_text_config().hidden_size),
     )
-
-
-def tool_format_of(template: str) -> str | None:
-    """Return how a model with that chat template writes calls of tools; None if the template has no tools."""
-    if "tools" not in template:
-        return None
-    return next((name for name, marks in _TOOL_MARKS if any(mark in template for mark in marks)), None)
-
-
-def reasoning_format_of(template: str) -> str | None:
-    """Return how a model with that chat template sets its reasoning apart."""
-    return "think_tags" if "<think>" in template or "</think>" in template else None
 
 
 def sampling_defaults(settings: Settings, loaded: LoadedModel) -> dict[str, float]:
@@ -72,7 +54,3 @@ def sampling_defaults(settings: Settings, loaded: LoadedModel) -> dict[str, floa
     if "max_new_tokens" in found:
         found["max_tokens"] = found.pop("max_new_tokens")
     return found
-
-
-def _chosen(given: str | None, detected: str | None) -> str | None:
-    return detected if given is None else None if given == "none" else given
