@@ -29,6 +29,7 @@ from headrace.ensembles.loader import EnsembleLoader
 from headrace.gateway.address import where
 from headrace.gateway.grpc.transport import GrpcGateway
 from headrace.gateway.http.app import HttpGateway
+from headrace.gateway.tls import refreshing
 from headrace.instances.arenas import ArenaTable
 from headrace.instances.gpus import gpu_count, without_gpu
 from headrace.instances.loaded_model import LoadedModel
@@ -181,6 +182,7 @@ class Server:
         self._config = config
         clock = SystemClock()
         self._services = BackendServices(clock)
+        self._services.metrics.as_vllm = config.metrics.as_vllm
         self._cache = make_cache(config, clock)
         arenas = ArenaTable()
         limiter = make_limiter(config)
@@ -284,6 +286,8 @@ class Server:
                 raise StartError(error.strerror or str(error)) from error
             except InferError as error:
                 raise StartError(error.message) from error
+            doors = (self._http.certificates, self._grpc.certificates, self._metrics.certificates)
+            await stack.enter_async_context(refreshing(door for door in doors if door is not None))
             yield
 
     async def _load(self) -> None:

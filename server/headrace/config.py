@@ -19,6 +19,7 @@ from headrace.gateway.address import unix_path
 from headrace.gateway.grpc.settings import GrpcSettings
 from headrace.gateway.http.settings import HttpSettings
 from headrace.gateway.restricted import Group, by_kind
+from headrace.gateway.tls import TlsSettings
 from headrace.options import UsageError, gather
 from headrace.placement_options import HostPolicies, Limits, host_policies, rate_limits
 from headrace.trace_options import TraceSettings, trace_settings
@@ -49,6 +50,10 @@ class MetricsSettings:
     histogram_latencies: bool
     summary_latencies: bool
     summary_quantiles: tuple[float, ...]
+    as_vllm: bool
+    """Whether language models' figures are shown under vLLM's names too."""
+    tls: TlsSettings | None = None
+    """None = plain text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +207,7 @@ def _build(
             max_body_size=values["http-max-body-size"],
             header_forward_pattern=values["http-header-forward-pattern"],
             restricted=by_kind(values["http-restricted-api"]),
+            tls=_tls(values, "http"),
         ),
         allow_grpc=values["allow-grpc"],
         grpc=_grpc(values),
@@ -216,6 +222,8 @@ def _build(
             histogram_latencies=metrics["histogram_latencies"],
             summary_latencies=metrics["summary_latencies"],
             summary_quantiles=metrics["summary_quantiles"],
+            as_vllm=values["metrics-compat"] == "vllm",
+            tls=_tls(values, "metrics"),
         ),
         log=LogSettings(
             verbose=values["log-verbose"],
@@ -253,7 +261,28 @@ def _grpc(values: Mapping[str, Any]) -> GrpcSettings:
         header_forward_pattern=values["grpc-header-forward-pattern"],
         restricted=by_kind(values["grpc-restricted-protocol"]),
         reflection=values["grpc-reflection"],
+        tls=_tls(values, "grpc"),
     )
+
+
+def _tls(values: Mapping[str, Any], door: str) -> TlsSettings | None:
+    if not values[f"{door}-use-ssl"]:
+        return None
+    authority = values[f"{door}-root-cert"] if values[f"{door}-use-ssl-mutual"] else ""
+    return TlsSettings(values[f"{door}-server-cert"], values[f"{door}-server-key"], authority)
+
+
+def _tls_conflicts(values: Mapping[str, Any], door: str) -> list[str]:
+    """Return what does not go together among a door's options of TLS; whether its files are good is seen at the start."""
+    given = {name: values[f"{door}-{name}"] for name in ("server-cert", "server-key", "root-cert", "use-ssl-mutual")}
+    if not values[f"{door}-use-ssl"]:
+        return [f"--{door}-{name}: has no effect without --{door}-use-ssl" for name, value in given.items() if value]
+    problems = [
+        f"--{door}-{name}: --{door}-use-ssl needs it" for name in ("server-cert", "server-key") if not given[name]
+    ]
+    if given["use-ssl-mutual"] and not given["root-cert"]:
+        problems.append(f"--{door}-root-cert: --{door}-use-ssl-mutual needs it")
+    return problems
 
 
 def _quantiles(text: str) -> tuple[float, ...]:
@@ -315,6 +344,8 @@ def _conflicts(values: Mapping[str, Any]) -> list[str]:
     if "*" in values["load-model"] and len(values["load-model"]) > 1:
         problems.append("--load-model: * stands for all models; give no other beside it")
     problems += _port_conflicts(values)
+    for door in ("http", "grpc", "metrics"):
+        problems += _tls_conflicts(values, door)
     problems += _restricted_twice("http-restricted-api", values)
     problems += _restricted_twice("grpc-restricted-protocol", values)
     if values["allow-http"] is False and values["allow-grpc"] is False:

@@ -225,6 +225,17 @@ def _refused(flag: str, default: str, why: str) -> Flag:
     return Flag(flag, text, default, why, repeatable=True, status=Status.REFUSED)
 
 
+def _tls(door: str, shown: str) -> tuple[Flag, ...]:
+    """Return the options of a door's TLS: Triton's for gRPC, and alike for the others."""
+    return (
+        _served(f"{door}-use-ssl", boolean, "false", f"serve {shown} over TLS", "BOOL"),
+        _served(f"{door}-use-ssl-mutual", boolean, "false", "and want a certificate of every client", "BOOL"),
+        _served(f"{door}-server-cert", text, "", "PEM file of the certificate; read again when it changes", "FILE"),
+        _served(f"{door}-server-key", text, "", "PEM file of its key", "FILE"),
+        _served(f"{door}-root-cert", text, "", "PEM file of the authorities whose clients are let in", "FILE"),
+    )
+
+
 SERVED = (
     _served("config", text, None, "read options from this YAML file; argv and environment go before it", "FILE"),
     _served("id", name, "headrace", "the server's name in its metadata", "NAME"),
@@ -396,6 +407,13 @@ SERVED = (
     _served("metrics-address", name, None, "address of the metrics service; default: as HTTP", "ADDRESS"),
     _served("metrics-port", _PORT, "8002", "port of the metrics service; 0 = any free one", "PORT"),
     _served("reuse-metrics-port", boolean, "false", "share the metrics port with other processes", "BOOL"),
+    _served(
+        "metrics-compat",
+        choice("none", "vllm"),
+        "none",
+        "vllm: show language models' figures as vLLM names them, too",
+        "NAME",
+    ),
     _served("metrics-interval-ms", integer(1, INT32_MAX), "2000", "ms between two samples of processes and machine"),
     _served(
         "metrics-config",
@@ -423,6 +441,9 @@ SERVED = (
             ("log-frequency", "triton,log-frequency"),
         )
     ),
+    *_tls("http", "HTTP"),
+    *_tls("grpc", "gRPC"),
+    *_tls("metrics", "metrics"),
     _served("log-verbose", integer(0, MOST_VERBOSE), "0", "how much is logged beyond info"),
     _served("log-info", boolean, "true", "log information", "BOOL"),
     _served("log-warning", boolean, "true", "log warnings", "BOOL"),
@@ -459,16 +480,9 @@ IGNORED = (
     _ignored("vertex-ai-default-model", "there is no Vertex AI service"),
 )
 
-_TLS = "put a TLS proxy before the server"
-
 REFUSED = (
     _refused("strict-model-config", "false", "use --disable-auto-complete-config"),
     _refused("model-namespacing", "false", "model names must be unique over all repositories"),
-    _refused("grpc-use-ssl", "false", _TLS),
-    _refused("grpc-use-ssl-mutual", "false", _TLS),
-    _refused("grpc-server-cert", "", _TLS),
-    _refused("grpc-server-key", "", _TLS),
-    _refused("grpc-root-cert", "", _TLS),
     _refused("allow-sagemaker", "false", "there is no SageMaker service"),
     _refused("allow-vertex-ai", "false", "there is no Vertex AI service"),
 )

@@ -23,6 +23,7 @@ from prometheus_client.exposition import choose_encoder, gzip_accepted
 from headrace import __version__
 from headrace.clock import Clock
 from headrace.config import MetricsSettings
+from headrace.gateway.tls import Certificates
 from headrace.observability.custom_metrics import CustomMetrics
 from headrace.observability.machine_metrics import MachineMetrics
 from headrace.observability.processes import ProcessUsage
@@ -324,6 +325,8 @@ class MetricsServer:
         self._collector = collector
         self._runner: web.ServerRunner | None = None
         self._scrapes = 0
+        self.certificates: Certificates | None = None
+        """Once it is started, and serves TLS."""
 
     async def start(self) -> int:
         """Listen, and return the port; raises InferError UNAVAILABLE where it cannot be had."""
@@ -332,7 +335,10 @@ class MetricsServer:
         await runner.setup()
         reuse = self._settings.reuse_port or None
         try:
-            await web.TCPSite(runner, address, port, reuse_port=reuse).start()
+            if self._settings.tls is not None:
+                self.certificates = Certificates(self._settings.tls)
+            context = None if self.certificates is None else self.certificates.context
+            await web.TCPSite(runner, address, port, reuse_port=reuse, ssl_context=context).start()
         except OSError as error:
             await runner.cleanup()
             raise _cannot_listen(address, port, error) from error

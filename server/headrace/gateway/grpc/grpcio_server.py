@@ -17,6 +17,7 @@ from headrace.gateway.grpc.errors import STATUS, details
 from headrace.gateway.grpc.paths import MODEL_STREAM_INFER, REFLECTION, WATCH
 from headrace.gateway.grpc.service import Awaited, GrpcService, Immediate, failure
 from headrace.gateway.grpc.settings import GrpcSettings
+from headrace.gateway.tls import Certificates, Pem
 from headrace.gateway.unix_socket import UnixSocket
 from headrace_protocol.errors import InferError
 
@@ -26,10 +27,17 @@ _COMPRESSION_LEVEL: Final = {"low": 1, "medium": 2, "high": 3}
 class GrpcioServer:
     """One grpc.aio server over a service, on a port or the Unix socket `file`."""
 
-    def __init__(self, service: GrpcService, settings: GrpcSettings, file: UnixSocket | None) -> None:
+    def __init__(
+        self,
+        service: GrpcService,
+        settings: GrpcSettings,
+        file: UnixSocket | None,
+        certificates: Certificates | None = None,
+    ) -> None:
         self._service = service
         self._file = file
         self._settings = settings
+        self._certificates = certificates
         self._server: Any = None
 
     async def start(self) -> int:
@@ -43,12 +51,18 @@ class GrpcioServer:
         add_handlers(server, handlers)
         try:
             with claimed(self._file):
-                port: int = server.add_insecure_port(self._settings.target)
+                port = self._bind(server)
         except RuntimeError as error:
             raise OSError(f"cannot serve gRPC on {self._settings.target}: {error}") from error
         await server.start()
         self._server = server
         return port
+
+    def _bind(self, server: Any) -> int:
+        target = self._settings.target
+        if self._certificates is None:
+            return int(server.add_insecure_port(target))
+        return int(server.add_secure_port(target, _credentials(self._certificates)))
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls, let those in flight end within `grace_s`, then cancel them."""
@@ -184,6 +198,24 @@ def _rpc(answer: Callable[[bytes, Any], Any]) -> Any:
 async def _abort(context: Any, error: InferError) -> NoReturn:
     await context.abort(STATUS[error.code], details(error.message))
     raise AssertionError("abort raises")
+
+
+def _credentials(certificates: Certificates) -> Any:
+    """Return credentials that show the newest certificate in each handshake."""
+    shown = certificates.pem
+
+    def configuration(pem: Pem) -> Any:
+        pair = (pem.key, pem.certificate)
+        return grpc.ssl_server_certificate_configuration([pair], root_certificates=pem.client_authority)
+
+    def newest() -> Any:
+        nonlocal shown
+        if certificates.pem is shown:
+            return None
+        shown = certificates.pem
+        return configuration(shown)
+
+    return grpc.dynamic_ssl_server_credentials(configuration(shown), newest, certificates.mutual)
 
 
 def _options(settings: GrpcSettings) -> list[tuple[str, int]]:

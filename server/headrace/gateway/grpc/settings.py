@@ -7,6 +7,7 @@ from typing import Literal
 
 from headrace.gateway.address import UNIX, unix_path, where
 from headrace.gateway.restricted import Restrictions
+from headrace.gateway.tls import TlsSettings
 
 INT32_MAX = 2**31 - 1
 
@@ -49,6 +50,8 @@ class GrpcSettings:
 
     reflection: bool = True
     """Whether tools may ask what the services look like."""
+    tls: TlsSettings | None = None
+    """None = plain text."""
 
     @property
     def limits_pings(self) -> bool:

@@ -11,6 +11,7 @@ from headrace.gateway.address import host, unix_path
 from headrace.gateway.grpc.grpcio_server import GrpcioServer
 from headrace.gateway.grpc.service import GrpcService
 from headrace.gateway.grpc.settings import INT32_MAX, GrpcSettings
+from headrace.gateway.tls import Certificates
 from headrace.gateway.unix_socket import UnixSocket
 from headrace.planes import ControlPlane, DataPlane
 from headrace_protocol.errors import invalid
@@ -34,15 +35,21 @@ class GrpcGateway:
         self._settings = settings
         path = unix_path(settings.address)
         self._file = None if path is None else UnixSocket(path)
-        service = GrpcService(data, control, clock or SystemClock(), settings)
-        self._server = _server(self.transport, service, settings, self._file)
+        self._service = GrpcService(data, control, clock or SystemClock(), settings)
+        self._server: Server | None = None
+        self.certificates: Certificates | None = None
+        """Once it is started, and serves TLS."""
 
     async def start(self) -> int:
         """Serve, and return the port, 0 on a Unix socket. Raises OSError, naming the address, where it cannot be had."""
         try:
             if self._file is None:
                 _check_free(self._settings)
-            port = await self._server.start()
+            if self._settings.tls is not None:
+                self.certificates = Certificates(self._settings.tls)
+            server = _server(self.transport, self._service, self._settings, self._file, self.certificates)
+            port = await server.start()
+            self._server = server
             return port if self._file is None else 0
         except OSError as error:
             if self._file is not None:
@@ -52,7 +59,8 @@ class GrpcGateway:
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Refuse new calls, let those in flight end within `grace_s` seconds, cancel the rest, close the port."""
-        await self._server.stop(grace_s)
+        if self._server is not None:
+            await self._server.stop(grace_s)
         if self._file is not None:
             self._file.remove()
 
@@ -76,6 +84,8 @@ def _native_obstacle(settings: GrpcSettings) -> str | None:
     """Return why the native transport cannot serve `settings`, or None."""
     if importlib.util.find_spec("pygrpc_native") is None:
         return "the package pygrpc-native is not installed"
+    if settings.tls is not None:
+        return "it cannot serve TLS"
     if settings.compression != "none":
         return "it cannot compress responses"
     if settings.max_connection_age_ms:
@@ -87,9 +97,15 @@ def _native_obstacle(settings: GrpcSettings) -> str | None:
     return None
 
 
-def _server(transport: str, service: GrpcService, settings: GrpcSettings, file: UnixSocket | None) -> Server:
+def _server(
+    transport: str,
+    service: GrpcService,
+    settings: GrpcSettings,
+    file: UnixSocket | None,
+    certificates: Certificates | None,
+) -> Server:
     if transport == "grpcio":
-        return GrpcioServer(service, settings, file)
+        return GrpcioServer(service, settings, file, certificates)
     from headrace.gateway.grpc.native_server import NativeServer
 
     return NativeServer(service, settings, file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Final
+from typing import Any, Final
 
 from headrace.clock import Clock, SystemClock
 from headrace.gateway.address import host, unix_path, where
@@ -16,6 +16,7 @@ from headrace.gateway.http.generate import GenerateEndpoints
 from headrace.gateway.http.openai.endpoints import OpenAIEndpoints
 from headrace.gateway.http.openapi.endpoint import DocumentEndpoint
 from headrace.gateway.http.settings import HttpSettings
+from headrace.gateway.tls import HANDSHAKE_S, Certificates
 from headrace.gateway.unix_socket import UnixSocket
 from headrace.planes import ControlPlane, DataPlane
 
@@ -46,6 +47,8 @@ class HttpGateway:
         self._listener: asyncio.Server | None = None
         self._connections: Connections | None = None
         self._unix_socket: UnixSocket | None = None
+        self.certificates: Certificates | None = None
+        """Once it is started, and serves TLS."""
 
     async def start(self) -> int:
         """Listen; return the bound port, 0 for a Unix socket. Raises OSError, naming the place, where it is not to be had."""
@@ -53,6 +56,8 @@ class HttpGateway:
         settings = self._settings
         self._connections = Connections(settings, self._admission.admit, loop)
         try:
+            if settings.tls is not None:
+                self.certificates = Certificates(settings.tls)
             self._listener = await self._listen(loop, self._connections)
         except OSError as error:
             place = where(settings.address, settings.port)
@@ -64,11 +69,14 @@ class HttpGateway:
 
     async def _listen(self, loop: asyncio.AbstractEventLoop, connections: Connections) -> asyncio.Server:
         settings = self._settings
+        tls: dict[str, Any] = {}
+        if self.certificates is not None:
+            tls = {"ssl": self.certificates.context, "ssl_handshake_timeout": HANDSHAKE_S}
         path = unix_path(settings.address)
         if path is not None:
             unix_socket = UnixSocket(path)
             listener = await loop.create_unix_server(
-                connections, sock=unix_socket.listen(settings.backlog), backlog=settings.backlog
+                connections, sock=unix_socket.listen(settings.backlog), backlog=settings.backlog, **tls
             )
             self._unix_socket = unix_socket
             return listener
@@ -81,9 +89,10 @@ class HttpGateway:
                 reuse_port=settings.reuse_port,
                 dualstack_ipv6=True,
             )
-            return await loop.create_server(connections, sock=sock, backlog=settings.backlog)
+            return await loop.create_server(connections, sock=sock, backlog=settings.backlog, **tls)
+        reuse = settings.reuse_port or None
         return await loop.create_server(
-            connections, address, settings.port, backlog=settings.backlog, reuse_port=settings.reuse_port or None
+            connections, address, settings.port, backlog=settings.backlog, reuse_port=reuse, **tls
         )
 
     async def stop(self, grace_s: float) -> None:

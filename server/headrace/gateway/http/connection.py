@@ -412,7 +412,8 @@ class Connection(asyncio.BufferedProtocol):
         if linger:
             self._lingering = True
             self._pending.clear()
-            self._transport.write_eof()
+            if self._transport.can_write_eof():  # TLS has no end in one direction alone
+                self._transport.write_eof()
             if self._reading_paused:
                 self._transport.resume_reading()
             self._deadline.set(LINGER)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headrace.gateway.restricted import Restrictions
+from headrace.gateway.tls import TlsSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +42,5 @@ class HttpSettings:
     """Regular expression (searched for, case ignored): headers whose name matches become request parameters."""
     restricted: Restrictions = field(default_factory=dict)
     """Headers that a caller has to show, by kind of endpoint."""
+    tls: TlsSettings | None = None
+    """None = plain text."""

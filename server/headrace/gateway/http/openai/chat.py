@@ -11,7 +11,7 @@ from headrace.gateway.http.openai.endpoint import CallEndpoint
 from headrace.gateway.http.openai.errors import refusal, unsupported
 from headrace.gateway.http.openai.exchange import Exchange
 from headrace.gateway.http.openai.fields import Fields, read_body
-from headrace.gateway.http.openai.message import MessagePlan, PlainPlan
+from headrace.gateway.http.openai.message import MessagePlan
 from headrace.gateway.http.openai.messages import read_messages
 from headrace.gateway.http.openai.sampling import (
     check_logprobs,
@@ -23,10 +23,19 @@ from headrace.gateway.http.openai.sampling import (
     read_timeout,
 )
 from headrace.gateway.http.openai.structured import read_structured
+from headrace.gateway.http.openai.tools.chat_plan import plan_chat
 from headrace.gateway.http.request import Outlet, Streaming
 from headrace_protocol.generation import ChatPrompt, GenerationCall
 
 MAX_DOCUMENTS: Final = 1024
+_NAMES: Final = {
+    "chat": "messages",
+    "structured": "response_format",
+    "beam_width": "use_beam_search",
+    "adapter": "model",
+    "logprobs": "top_logprobs",
+}
+"""What a backend names of a call, as the client named it."""
 
 
 class Chat(CallEndpoint):
@@ -34,6 +43,7 @@ class Chat(CallEndpoint):
 
     def begin(self, exchange: Exchange, outlet: Outlet) -> Streaming:
         """Read the request and begin its call."""
+        exchange.names = _NAMES
         fields = read_body(exchange.http)
         model = self._directory.find(fields.text("model"))
         model.check_task("generate", "chats")
@@ -51,10 +61,12 @@ class Chat(CallEndpoint):
 def read_chat(fields: Fields, model: LanguageModel) -> tuple[GenerationCall, ChatForm]:
     """Return the call that a body asks for, and how it is to be told. Raises HttpError 400."""
     messages = read_messages(fields)
-    plan: MessagePlan = PlainPlan()
+    plan = plan_chat(fields, model)
     sampling = read_sampling(fields, model)
     stream, include_usage, continuous = read_streaming(fields)
-    sampling["max_tokens"] = _read_max_tokens(fields, model)
+    max_tokens = _read_max_tokens(fields, model)
+    if max_tokens is not None:
+        sampling["max_tokens"] = max_tokens
     logprobs = _read_logprobs(fields, model)
     if logprobs is not None:
         sampling["logprobs"] = logprobs
@@ -65,8 +77,6 @@ def read_chat(fields: Fields, model: LanguageModel) -> tuple[GenerationCall, Cha
     if not plan.skip_special_tokens:
         sampling["skip_special_tokens"] = False
     structured = read_structured(fields)
-    if plan.structured is not None and structured is not None:
-        raise refusal("'response_format' cannot be kept to where 'tool_choice' requires a call", "response_format")
     beam_width = None
     if fields.flag("use_beam_search"):
         if stream:
@@ -124,13 +134,13 @@ def _read_prompt(fields: Fields, messages: list[dict[str, Any]], plan: MessagePl
     )
 
 
-def _read_max_tokens(fields: Fields, model: LanguageModel) -> int:
+def _read_max_tokens(fields: Fields, model: LanguageModel) -> int | None:
     """Return how many tokens there may be; without a wish as many as fit, which the backend knows."""
     wanted = fields.integer("max_completion_tokens", 1)
     old = fields.integer("max_tokens", 1)
     if wanted is None:
         wanted = old
-    return model.card.max_model_len if wanted is None else min(wanted, model.card.max_model_len)
+    return None if wanted is None else min(wanted, model.card.max_model_len)
 
 
 def _read_logprobs(fields: Fields, model: LanguageModel) -> int | None:

@@ -48,10 +48,12 @@ class ChatForm:
 class Message:
     """An assistant's message, put together of its parts."""
 
-    __slots__ = ("_calls", "content", "reasoning")
+    __slots__ = ("_calls", "_legacy", "content", "reasoning")
 
-    def __init__(self) -> None:
-        self.content = ""
+    def __init__(self, content: str = "", *, legacy: bool = False) -> None:
+        """Begin with `content`; `legacy` has the first call told as `function_call`."""
+        self.content = content
+        self._legacy = legacy
         self.reasoning = ""
         self._calls: list[dict[str, Any]] = []
 
@@ -80,7 +82,9 @@ class Message:
         }
         if self.reasoning:
             told["reasoning_content"] = self.reasoning
-        if self._calls:
+        if self._calls and self._legacy:
+            told["function_call"] = self._calls[0]["function"]
+        elif self._calls:
             told["tool_calls"] = self._calls
         return told
 
@@ -105,9 +109,9 @@ class ChatAnswer:
             if index not in self._messages:
                 prompt = gathered.prompt(index, self._form.n)
                 in_reasoning = prompt is not None and prompt.in_reasoning
-                self._readers[index] = self._form.plan.reader(in_reasoning=in_reasoning)
-                self._messages[index] = message = Message()
-                message.content = self._form.prefix
+                plan = self._form.plan
+                self._readers[index] = plan.reader(in_reasoning=in_reasoning)
+                self._messages[index] = Message(self._form.prefix, legacy=plan.legacy)
             reader = self._readers[index]
             if reader is None:
                 self._messages[index].content += delta.text
@@ -209,7 +213,8 @@ class ChatChunks:
             if finish is not None:
                 rest, finish = reader.end(finish)
                 parts = (*parts, *rest)
-        pieces = [self._chunk(delta.index, choice, _told(part)) for part in parts]
+        told = _told_of_old if self._form.plan.legacy else _told
+        pieces = [self._chunk(delta.index, choice, told(part)) for part in parts]
         if finish is not None:
             choice.ended = True
             pieces.append(self._chunk(delta.index, choice, b"{}", finish, delta.stop_reason))
@@ -274,3 +279,13 @@ def _told(part: Part) -> bytes:
             return head + b'"function":{"name":%b,"arguments":""}}]}' % encode(name)
         case CallArguments(index, text):
             return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (index, encode(text))
+
+
+def _told_of_old(part: Part) -> bytes:
+    """Return the delta that tells a part, a call as `function_call`."""
+    match part:
+        case CallBegun(_, _, name):
+            return b'{"function_call":{"name":%b,"arguments":""}}' % encode(name)
+        case CallArguments(_, text):
+            return b'{"function_call":{"arguments":%b}}' % encode(text)
+    return _told(part)

@@ -28,6 +28,13 @@ from headrace.gateway.http.request import Outlet, Streaming
 from headrace_protocol.generation import GenerationCall
 
 _DEFAULT_MAX_TOKENS: Final = 16
+_NAMES: Final = {
+    "prompts": "prompt",
+    "structured": "response_format",
+    "beam_width": "use_beam_search",
+    "adapter": "model",
+}
+"""What a backend names of a call, as the client named it."""
 
 
 class Completions(CallEndpoint):
@@ -35,6 +42,7 @@ class Completions(CallEndpoint):
 
     def begin(self, exchange: Exchange, outlet: Outlet) -> Streaming:
         """Read the request and begin its call."""
+        exchange.names = _NAMES
         fields = read_body(exchange.http)
         model = self._directory.find(fields.text("model"))
         model.check_task("generate", "completions")

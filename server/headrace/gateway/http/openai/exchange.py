@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from secrets import token_hex
 from typing import Final
 
@@ -11,6 +11,7 @@ from headrace.clock import Clock
 from headrace.gateway.http.answer import Answer
 from headrace.gateway.http.errors import failure
 from headrace.gateway.http.request import REQUEST_ID, HttpRequest
+from headrace_protocol.errors import InferError
 
 _ID: Final = re.compile(r"[!-~]{1,128}")
 """What a client may call its request: it comes back in a header and in ids."""
@@ -24,7 +25,7 @@ def random_id() -> str:
 class Exchange:
     """Of one request, from its head to its answer."""
 
-    __slots__ = ("_clock", "created", "http", "request_id")
+    __slots__ = ("_clock", "created", "http", "names", "request_id")
 
     def __init__(self, http: HttpRequest, clock: Clock, new_id: Callable[[], str] = random_id) -> None:
         self.http = http
@@ -33,6 +34,8 @@ class Exchange:
         self.request_id = given if given is not None and _ID.fullmatch(given) else new_id()
         self.created = clock.wall_ns() // 1_000_000_000
         """Unix time in seconds."""
+        self.names: Mapping[str, str] = {}
+        """What a backend names of a call, as the client named it: for errors."""
 
     def now_ns(self) -> int:
         """Return the time on the clock that does not go back."""
@@ -49,6 +52,15 @@ class Exchange:
 
     def failure(self, error: Exception) -> Answer:
         """Return what the client is told of a failure."""
+        if isinstance(error, InferError) and error.param in self.names:
+            error = self._in_the_words_of_the_client(error, error.param, self.names[error.param])
         answer = failure(error, self.http.url)
         answer.headers = {**(answer.headers or {}), **self.headers()}
         return answer
+
+    @staticmethod
+    def _in_the_words_of_the_client(error: InferError, param: str, name: str) -> InferError:
+        message = error.message
+        if message.startswith((f"{param}:", f"{param}[")):
+            message = name + message.removeprefix(param)
+        return InferError(error.code, message, error.reason, detail=error.detail, param=name)

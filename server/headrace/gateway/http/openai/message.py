@@ -83,20 +83,11 @@ class MessagePlan(Protocol):
         """Whether special tokens may be left out of the text: not where they are the marks of a call."""
         ...
 
+    @property
+    def legacy(self) -> bool:
+        """Whether a call of a tool is told as the `function_call` of old."""
+        ...
+
     def reader(self, *, in_reasoning: bool) -> MessageReader | None:
         """Return the reader of one choice; `in_reasoning` where its prompt ends inside of the model's reasoning."""
         ...
-
-
-class PlainPlan:
-    """Implements MessagePlan where there are neither tools nor reasoning."""
-
-    tools: list[dict[str, Any]] | None = None
-    structured: StructuredOutput | None = None
-    template_arguments: dict[str, Any] | None = None
-    skip_special_tokens = True
-
-    def reader(self, *, in_reasoning: bool) -> MessageReader | None:
-        """Return none: all text is content."""
-        del in_reasoning
-        return None
