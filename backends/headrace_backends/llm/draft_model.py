@@ -8,7 +8,7 @@ alone (`step.verified`), so they change no output.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from logging import getLogger
 from typing import Final
