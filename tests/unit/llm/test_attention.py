@@ -1,27 +1,43 @@
 """Paged attention against the same written plainly, and the cache's size."""
 
 import itertools
+import random
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from headrace_backends.llm.attention import Attending, PagedStep, ReferenceStep, SequenceSpan
-from headrace_backends.llm.kv_cache import KvCache, LayerShape, blocks_that_fit, bytes_per_block, memory_budget
+from headrace_backends.llm import kernels
+from headrace_backends.llm.attention import Attending, SequenceSpan
+from headrace_backends.llm.attention_paged import PagedStep
+from headrace_backends.llm.attention_reference import ReferenceStep
+from headrace_backends.llm.kv_cache import (
+    KvCache,
+    LayerShape,
+    blocks_that_fit,
+    bytes_per_block,
+    memory_budget,
+    takes_eight_bits,
+)
 from headrace_protocol.errors import InferError
 
 SCATTERED = [[7, 2, 11, 4], [3, 9, 1, 12], [5, 6, 8, 10]]
 IN_A_ROW = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
-SHAPES = [(4, 1, 16, 16), (4, 2, 8, 8), (3, 3, 16, 16), (4, 2, 16, 8)]
+SHAPES = [(4, 1, 16, 16), (4, 2, 8, 8), (3, 3, 16, 16), (4, 2, 16, 8), (9, 3, 64, 64), (4, 2, 4, 4)]
 
 
 def _slots(span: SequenceSpan) -> list[int]:
     return [span.blocks[p // 8] * 8 + p % 8 for p in range(span.start, span.start + span.count)]
 
 
-def _attended(step_class, steps, shape, how, tables, dtype=torch.float32):
+def _by_pytorch(*step):
+    return PagedStep(*step, compiled=False)
+
+
+def _attended(step_class, steps, shape, how, tables, dtype=torch.float32, **of_cache):
     """Attend step by step; a step says how many tokens of each sequence it has. Returns each sequence's outputs."""
     heads, kv_heads, dim_k, dim_v = shape
-    cache = KvCache({0: LayerShape(kv_heads, dim_k, dim_v)}, 13, 8, dtype)
+    cache = KvCache({0: LayerShape(kv_heads, dim_k, dim_v)}, 13, 8, dtype, **of_cache)
     starts, outputs = [0] * len(tables), [[] for _ in tables]
     for counts in steps:
         spans, first = [], 0
@@ -46,17 +62,72 @@ def _random(shape, seed):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+WAYS = pytest.mark.parametrize("step_class", [PagedStep, _by_pytorch], ids=["compiled", "by_pytorch"])
 STEPS = [(9, 0, 1), (5, 17, 1), (1, 1, 1), (1, 3, 1), (7, 1, 12)]
 
 
+def test_compiled_loops_are_there_to_be_tested():
+    assert kernels.available()
+
+
+@WAYS
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (5, None), (None, 3.0), (9, 3.0)])
 @pytest.mark.parametrize("tables", [SCATTERED, IN_A_ROW], ids=["scattered", "in_a_row"])
-def test_it_equals_plain_attention(shape, window, softcap, tables):
+def test_it_equals_plain_attention(step_class, shape, window, softcap, tables):
     how = Attending(0, 0.3, window, softcap)
-    paged, plain = (_attended(c, STEPS, shape, how, tables) for c in (PagedStep, ReferenceStep))
+    paged, plain = (_attended(c, STEPS, shape, how, tables) for c in (step_class, ReferenceStep))
     for one, other in zip(paged, plain, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+@WAYS
+@pytest.mark.parametrize("shape", SHAPES[3:5])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (5, 3.0)])
+def test_in_bf16_it_equals_plain_attention_but_for_rounding(step_class, shape, window, softcap):
+    how = Attending(0, 0.3, window, softcap)
+    paged, plain = (_attended(c, STEPS, shape, how, SCATTERED, torch.bfloat16) for c in (step_class, ReferenceStep))
+    for one, other in zip(paged, plain, strict=True):
+        torch.testing.assert_close(one, other, atol=0.02, rtol=0.02)
+
+
+@WAYS
+@pytest.mark.parametrize(("shape", "dtype"), [(SHAPES[3], torch.float32), (SHAPES[4], torch.bfloat16)])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (5, None), (None, 3.0)])
+def test_a_cache_of_8_bits_hardly_changes_what_is_attended_to(step_class, dtype, shape, window, softcap):
+    how = Attending(0, 0.3, window, softcap)
+    short = _attended(step_class, STEPS, shape, how, SCATTERED, dtype, eight_bits=True)
+    exact = _attended(ReferenceStep, STEPS, shape, how, SCATTERED, dtype)
+    for one, other in zip(short, exact, strict=True):
+        assert F.cosine_similarity(one.flatten().float(), other.flatten().float(), dim=0) > 0.9995
+
+
+def test_numbers_of_8_bits_are_the_same_by_either_way():
+    shape = LayerShape(3, 16, 8)
+    caches = [KvCache({0: shape}, 4, 8, torch.bfloat16, eight_bits=True) for _ in range(2)]
+    key, value = _random((12, 3, 16), 1).bfloat16(), _random((12, 3, 8), 2).bfloat16()
+    key[3] = 0
+    span = SequenceSpan(0, 12, 3, [2, 1])
+    for cache, step_class in zip(caches, (PagedStep, _by_pytorch), strict=True):
+        step_class(cache, [span], _slots(span)).attend(Attending(0, 1.0), key, key, value)
+    assert torch.equal(caches[0].layers[0], caches[1].layers[0])
+    assert caches[0].layers[0].any()
+
+
+def test_long_contexts_are_gone_through_in_parts():
+    """More keys than the scores of which are kept at a time, and windows that begin anywhere among them."""
+    for window in (None, 300, 257, 31):
+        blocks = list(range(1, 42))
+        random.Random(window).shuffle(blocks)
+        outs = []
+        for step_class in (PagedStep, ReferenceStep):
+            cache = KvCache({0: LayerShape(2, 16, 16)}, 42, 16, torch.float32)
+            cache.layers[0].copy_(_random(cache.layers[0].shape, 3))
+            span = SequenceSpan(0, 3, 640, blocks)
+            slots = [span.blocks[p // 16] * 16 + p % 16 for p in range(640, 643)]
+            q, kv = _random((3, 4, 16), 4), _random((3, 2, 16), 5)
+            outs.append(step_class(cache, [span], slots).attend(Attending(0, 0.5, window), q, kv, kv))
+        torch.testing.assert_close(outs[0], outs[1], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("window", [None, 6])
@@ -69,13 +140,16 @@ def test_chunks_change_nothing(window):
             torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
+@WAYS
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_neighbours_change_no_bit_of_a_sequence(dtype):
+def test_neighbours_change_no_bit_of_a_sequence(step_class, threads, dtype, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     how = Attending(0, 0.3)
     alone = [(9, 0, 0), (5, 0, 0), (1, 0, 0), (1, 0, 0), (7, 0, 0)]
     for steps, table in itertools.product((STEPS,), (SCATTERED, IN_A_ROW)):
-        together = _attended(PagedStep, steps, SHAPES[0], how, table, dtype)[0]
-        (by_itself,) = _attended(PagedStep, [each[:1] for each in alone], SHAPES[0], how, table[:1], dtype)
+        together = _attended(step_class, steps, SHAPES[0], how, table, dtype)[0]
+        (by_itself,) = _attended(step_class, [each[:1] for each in alone], SHAPES[0], how, table[:1], dtype)
         assert torch.equal(together, by_itself)
 
 
@@ -94,8 +168,18 @@ def test_a_block_that_one_sequence_fills_is_read_by_another_in_the_same_step():
 
 def test_a_block_has_the_size_that_is_told():
     shapes = {0: LayerShape(3, 64, 64), 1: LayerShape(1, 32, 16)}
-    cache = KvCache(shapes, 10, 16, torch.bfloat16)
-    assert cache.num_bytes == 10 * bytes_per_block(shapes, 16, torch.bfloat16)
+    for eight_bits in (False, True):
+        cache = KvCache(shapes, 10, 16, torch.bfloat16, eight_bits=eight_bits)
+        assert cache.num_bytes == 10 * bytes_per_block(shapes, 16, torch.bfloat16, eight_bits=eight_bits)
+    wide = {0: LayerShape(3, 64, 64)}
+    assert bytes_per_block(wide, 16, torch.bfloat16) / bytes_per_block(wide, 16, torch.bfloat16, eight_bits=True) > 1.9
+
+
+def test_a_dtype_of_the_cache_that_is_none_is_refused():
+    assert takes_eight_bits("int8")
+    assert not takes_eight_bits("auto")
+    with pytest.raises(InferError, match="kv_cache_dtype: expected auto or int8, got 'int7'"):
+        takes_eight_bits("int7")
 
 
 def test_a_cache_too_small_for_one_request_is_refused_with_what_it_needs():

@@ -1,0 +1,125 @@
+"""Attention of single queries over the block table: all sequences of a step in one call.
+
+A query of one KV head, with the query heads that share it, is a task; threads take tasks until none is left. A task's
+numbers depend on nothing but its own queries and keys. Scores and sums are in fp32; keys are gone through `_SPAN` at a time
+with the running maximum and sum of Milakov and Gimelshein (2018, "Online normalizer calculation for softmax").
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+from numba import carray, cfunc
+
+from headrace_backends.llm.kernels.emitting import (
+    LOOSE,
+    SIGNATURE,
+    SOURCES,
+    at,
+    exponential,
+    float_of_bits,
+    highest,
+    narrow,
+    prefetch,
+    take,
+    tangent,
+    widen,
+)
+from headrace_backends.llm.kernels.pool import Kernel
+from headrace_backends.llm.kernels.products import BYTES, query_products, weighted_sums
+
+_SPAN: Final = 256
+"""Keys at a time: their scores stay in the first cache, their K and V in the second."""
+_TABLE: Final = 1 << 40
+"""The block numbers' array is as long as it is."""
+
+
+@cache
+def attention(numbers: int, narrow_model: bool, dim_k: int, dim_v: int, group: int, size: int) -> Kernel:
+    """Return attention over a cache of such numbers, head widths and block size, `group` query heads to a KV head.
+
+    `narrow_model`: queries and output are bf16, not fp32. Arguments: 0 a counter at 0, 1 query, 2 its elements
+    a row, 3 output, 4 its elements a row, 5 cache, 6 KV heads, 7 bytes that the cache keeps of a token and head, 8 rows,
+    9 how many, 10 block numbers, 11 window or 0, 12 scaling and 13 soft cap or 0 as the bits of fp32. A row is three
+    integers: its number in query and output, where its block numbers begin, how many keys it has.
+    """
+    source = SOURCES
+    element = np.uint16 if narrow_model else np.float32
+    element_bytes = 2 if narrow_model else 4
+    span = _SPAN
+    value_at = dim_k * BYTES[numbers]
+    # 8-bit rows end with two factors, one of the keys and one of the values: from the row's and from the values' begin.
+    scale_k, scale_v = dim_k + dim_v, dim_v + 2
+
+    def kernel(args: Any) -> None:
+        of = carray(args, (14 + source * 0,))
+        heads, token = of[6], of[7]
+        step = heads * token
+        rows = at(of[8], (of[9], 3), np.int64)
+        window, scaling, softcap = of[11], float_of_bits(of[12]), float_of_bits(of[13])
+        query = np.empty((group, dim_k), dtype=np.float32)
+        total = np.empty((group, dim_v), dtype=np.float32)
+        scores = np.empty((group, span), dtype=np.float32)
+        peak = np.empty(group, dtype=np.float32)
+        mass = np.empty(group, dtype=np.float32)
+        while True:
+            task = take(of.ctypes.data)
+            if task >= of[9] * heads:
+                break
+            row, head = rows[task // heads], task % heads
+            table = at(of[10] + 4 * row[1], (_TABLE,), np.int32)
+            begin, end = of[5] + head * token, row[2]
+            given = at(of[1] + (row[0] * of[2] + head * group * dim_k) * element_bytes, (group, dim_k), element)
+            for g in range(group):
+                for d in range(dim_k):
+                    query[g, d] = widen(given[g, d]) * scaling
+            total[:] = np.float32(0.0)
+            peak[:] = np.float32(-np.inf)
+            mass[:] = np.float32(0.0)
+            first = max(0, end - window) if window > 0 else 0
+            while first < end:
+                last = min(first + span, end)
+                key = first
+                while key < last:
+                    many = min(size - key % size, last - key)
+                    place = begin + (np.int64(table[key // size]) * size + key % size) * step
+                    out_at = scores.ctypes.data + 4 * (key - first)
+                    key += many
+                    if key < end:  # blocks lie anywhere: only we know which comes next
+                        ahead = begin + np.int64(table[key // size]) * size * step
+                        for other in range(min(size, end - key)):
+                            for line_at in range(0, token, 64):
+                                prefetch(ahead + other * step + line_at)
+                    query_products(place, step, many, query.ctypes.data, out_at, span, numbers, dim_k, group, scale_k)
+                count = last - first
+                for g in range(group):
+                    line = scores[g]
+                    if softcap > np.float32(0.0):
+                        for key in range(count):
+                            line[key] = softcap * tangent(line[key] / softcap)
+                    most = max(peak[g], highest(line, count))
+                    shrink = exponential(peak[g] - most)
+                    here = np.float32(0.0)
+                    for key in range(count):
+                        line[key] = exponential(line[key] - most)
+                        here += line[key]
+                    mass[g] = mass[g] * shrink + here
+                    peak[g] = most
+                    for d in range(dim_v):
+                        total[g, d] *= shrink
+                key = first
+                while key < last:
+                    many = min(size - key % size, last - key)
+                    place = begin + (np.int64(table[key // size]) * size + key % size) * step + value_at
+                    weights = scores.ctypes.data + 4 * (key - first)
+                    weighted_sums(place, step, many, weights, span, total.ctypes.data, numbers, dim_v, group, scale_v)
+                    key += many
+                first = last
+            out = at(of[3] + (row[0] * of[4] + head * group * dim_v) * element_bytes, (group, dim_v), element)
+            for g in range(group):
+                for d in range(dim_v):
+                    out[g, d] = narrow(total[g, d] / mass[g], out)
+
+    return Kernel(cfunc(SIGNATURE, cache=True, fastmath=LOOSE, error_model="numpy")(kernel))

@@ -1,0 +1,163 @@
+"""Two products with rows of the cache, written as LLVM's vectors: of queries with keys, of weights with values.
+
+numba's own loops over rows of bf16 come out twenty times slower. Vectors are of `width` lanes of fp32; LLVM cuts them to what
+the processor has, so nothing here depends on it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+FP32, BF16, INT8 = range(3)
+"""How a cache keeps numbers."""
+BYTES: Final = {FP32: 4, BF16: 2, INT8: 1}
+
+_I8: Final = ir.IntType(8)
+_I16: Final = ir.IntType(16)
+_I32: Final = ir.IntType(32)
+_I64: Final = ir.IntType(64)
+_F32: Final = ir.FloatType()
+_FLAGS: Final = ("reassoc", "contract", "nsz")
+_MOST_SUMS: Final = 16
+"""Vectors of sums that are kept in registers at a time."""
+
+
+def _width(dim: int) -> int:
+    return math.gcd(16, dim)
+
+
+def _splat(builder: Any, value: Any, width: int) -> Any:
+    vector = ir.VectorType(value.type, width)
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(_I32, 0))
+    zeros = ir.Constant(ir.VectorType(_I32, width), [0] * width)
+    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), zeros)
+
+
+def _pointer(builder: Any, address: Any, offset: int, kind: Any) -> Any:
+    return builder.inttoptr(builder.add(address, ir.Constant(_I64, offset)), kind.as_pointer())
+
+
+def _load(builder: Any, address: Any, at: int, width: int, kind: int) -> Any:
+    """Return the numbers from the `at`-th on as a vector of fp32."""
+    of = {FP32: _F32, BF16: _I16, INT8: _I8}[kind]
+    place = _pointer(builder, address, at * BYTES[kind], ir.VectorType(of, width))
+    loaded = builder.load(place, align=BYTES[kind])
+    wide, numbers = ir.VectorType(_I32, width), ir.VectorType(_F32, width)
+    if kind == BF16:
+        sixteen = ir.Constant(wide, [16] * width)
+        return builder.bitcast(builder.shl(builder.zext(loaded, wide), sixteen), numbers)
+    if kind == INT8:
+        return builder.sitofp(builder.sext(loaded, wide), numbers)
+    return loaded
+
+
+def _multiply_add(builder: Any, one: Any, other: Any, to: Any) -> Any:
+    kind = one.type
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(kind, [kind] * 3), f"llvm.fmuladd.v{kind.count}f32"
+    )
+    return builder.call(function, [one, other, to])
+
+
+def _sum(builder: Any, vector: Any) -> Any:
+    name = f"llvm.vector.reduce.fadd.v{vector.type.count}f32"
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_F32, [_F32, vector.type]), name)
+    return builder.call(function, [ir.Constant(_F32, 0.0), vector], fastmath=_FLAGS)
+
+
+def _scale(builder: Any, row: Any, offset: int) -> Any:
+    """Return the bf16 number that lies so many bytes after a row's begin."""
+    bits = builder.load(_pointer(builder, row, offset, _I16), align=2)
+    return builder.bitcast(builder.shl(builder.zext(bits, _I32), ir.Constant(_I32, 16)), _F32)
+
+
+def _literals(*values: Any) -> list[int]:
+    return [int(value.literal_value) for value in values]
+
+
+@intrinsic(prefer_literal=True)
+def query_products(
+    _context: Any, key: Any, stride: Any, count: Any, query: Any, out: Any, out_stride: Any,
+    kind: Any, dim: Any, group: Any, scale: Any,
+) -> Any:  # fmt: skip
+    """Put query[g] . key[t] into out[g, t] for the group's queries and `count` keys that lie `stride` bytes apart.
+
+    Addresses are of a row of the cache, and of fp32 [group, dim] and [group, out_stride]. `scale` is where a key's factor
+    lies in its row, for integers.
+    """
+    numbers, width_of, groups, scale_at = _literals(kind, dim, group, scale)
+
+    def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        key, stride, count, query, out, out_stride = args[:6]
+        width = _width(width_of)
+        with cgutils.for_range(builder, count, intp=_I64) as loop:
+            row = builder.add(key, builder.mul(loop.index, stride))
+            sums: list[Any] = [None] * groups
+            for at in range(0, width_of, width):
+                part = _load(builder, row, at, width, numbers)
+                for g in range(groups):
+                    other = _load(builder, query, g * width_of + at, width, FP32)
+                    sums[g] = (
+                        builder.fmul(part, other, flags=_FLAGS)
+                        if sums[g] is None
+                        else _multiply_add(builder, part, other, sums[g])
+                    )
+            factor = _scale(builder, row, scale_at) if numbers == INT8 else None
+            for g in range(groups):
+                total = _sum(builder, sums[g])
+                if factor is not None:
+                    total = builder.fmul(total, factor)
+                index = builder.add(builder.mul(out_stride, ir.Constant(_I64, g)), loop.index)
+                place = builder.add(out, builder.mul(index, ir.Constant(_I64, 4)))
+                builder.store(total, _pointer(builder, place, 0, _F32), align=4)
+        return context.get_dummy_value()
+
+    ints = [types.int64] * 6
+    return types.void(*ints, kind, dim, group, scale), emit
+
+
+@intrinsic(prefer_literal=True)
+def weighted_sums(
+    _context: Any, value: Any, stride: Any, count: Any, weights: Any, weights_stride: Any, total: Any,
+    kind: Any, dim: Any, group: Any, scale: Any,
+) -> Any:  # fmt: skip
+    """Add the sum over t of weights[g, t] value[t] to total[g], with rows and addresses as `query_products` has them."""
+    numbers, width_of, groups, scale_at = _literals(kind, dim, group, scale)
+
+    def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        value, stride, count, weights, weights_stride, total = args[:6]
+        width = _width(width_of)
+        at_once = max(1, _MOST_SUMS // groups) * width
+        vector = ir.VectorType(_F32, width)
+        for first in range(0, width_of, at_once):
+            parts = range(first, min(first + at_once, width_of), width)
+            sums = [(g, at, cgutils.alloca_once(builder, vector)) for g in range(groups) for at in parts]
+            for g, at, kept in sums:
+                builder.store(_load(builder, total, g * width_of + at, width, FP32), kept)
+            with cgutils.for_range(builder, count, intp=_I64) as loop:
+                row = builder.add(value, builder.mul(loop.index, stride))
+                loaded = {at: _load(builder, row, at, width, numbers) for at in parts}
+                factor = _scale(builder, row, scale_at) if numbers == INT8 else None
+                spread = []
+                for g in range(groups):
+                    index = builder.add(builder.mul(weights_stride, ir.Constant(_I64, g)), loop.index)
+                    place = builder.add(weights, builder.mul(index, ir.Constant(_I64, 4)))
+                    weight = builder.load(_pointer(builder, place, 0, _F32), align=4)
+                    if factor is not None:
+                        weight = builder.fmul(weight, factor)
+                    spread.append(_splat(builder, weight, width))
+                for g, at, kept in sums:
+                    builder.store(_multiply_add(builder, spread[g], loaded[at], builder.load(kept)), kept)
+            for g, at, kept in sums:
+                place = _pointer(builder, total, (g * width_of + at) * 4, vector)
+                builder.store(builder.load(kept), place, align=4)
+        return context.get_dummy_value()
+
+    ints = [types.int64] * 6
+    return types.void(*ints, kind, dim, group, scale), emit
