@@ -24,10 +24,12 @@ def ending_after(request: GenerationRequest, max_model_len: int) -> Ending | Non
     """
     token, params, text = request.token_ids[-1], request.params, request.text
     may_stop = request.num_output_tokens > params.min_tokens
-    ending = _by_token(request, token, max_model_len, may_stop=may_stop)
+    ending = _by_token(request, token, may_stop=may_stop)
+    stopped_by_token = ending is not None
+    if ending is None:
+        ending = _by_course(request, token, max_model_len, may_stop=may_stop)
     if text is None:
         return ending
-    stopped_by_token = ending is not None and ending.reason is FinishReason.STOP
     matched = None
     if not stopped_by_token or params.include_stop_str_in_output:
         matched = text.append(token, check_stop=may_stop)
@@ -36,13 +38,20 @@ def ending_after(request: GenerationRequest, max_model_len: int) -> Ending | Non
     return ending if matched is None else Ending(FinishReason.STOP, matched)
 
 
-def _by_token(request: GenerationRequest, token: int, max_model_len: int, *, may_stop: bool) -> Ending | None:
+def _by_token(request: GenerationRequest, token: int, *, may_stop: bool) -> Ending | None:
+    """Return the ending that is the token's only meaning."""
     params = request.params
     if may_stop:
         if token in request.eos_token_ids and not params.ignore_eos:
             return Ending(FinishReason.STOP)
         if token in params.stop_token_ids:
             return Ending(FinishReason.STOP, token)
+    return None
+
+
+def _by_course(request: GenerationRequest, token: int, max_model_len: int, *, may_stop: bool) -> Ending | None:
+    """Return the ending of a text that is whole, long enough, or goes round in circles."""
+    params = request.params
     if request.grammar is not None:
         request.grammar.accept(token)
         if request.grammar.complete:

@@ -53,6 +53,10 @@ class Matcher(Protocol):
 class Grammar(Protocol):
     """Something compiled, to be used by any number of generations."""
 
+    @property
+    def spoiled(self) -> bool:
+        """Whether it has become too large to be used again; a new one of the same description would not be."""
+
     def matcher(self) -> Matcher:
         """Return a new text's beginning."""
 

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from queue import SimpleQueue
-from typing import Final, Protocol
+from typing import Final
 
 from headrace_backends.llm.grammar import Grammar, ReasoningMarks
 from headrace_protocol.errors import ErrorCode, InferError, internal, invalid, unavailable
@@ -25,47 +25,37 @@ _NICE: Final = 10
 _Key = tuple[str, str]
 
 
-class SharedGrammar(Grammar, Protocol):
-    """A grammar that may wear out."""
-
-    @property
-    def spoiled(self) -> bool:
-        """Whether it has become too large to be used again; a new one of the same description would not be."""
-
-
 class GrammarCompiler:
     """A `GrammarSource`. `close` ends its threads; what waits to be compiled then fails."""
 
     def __init__(
         self,
-        build: Callable[[StructuredOutput], SharedGrammar],
+        build: Callable[[StructuredOutput], Grammar],
         *,
         reasoning: ReasoningMarks | None = None,
-        wake: Callable[[], None] = lambda: None,
         threads: int = 2,
         limit_s: float = 10.0,
         most_kept: int = 128,
         most_kept_bytes: int = 8 << 20,
         most_waiting: int = 1024,
     ) -> None:
-        """`build` raises InferError for what cannot be compiled. `wake` is called, by any thread, when one is done.
+        """Take what compiles, by any thread: it raises InferError for what cannot be compiled.
 
         `most_kept_bytes` is of descriptions, to which the size of what is compiled of them is in proportion.
         """
         self._build: Final = build
         self._reasoning: Final = reasoning
-        self._wake: Final = wake
         self._limit_s: Final = limit_s
         self._most_kept: Final = most_kept
         self._most_kept_bytes: Final = most_kept_bytes
         self._most_waiting: Final = most_waiting
         self._lock: Final = threading.Lock()
-        self._kept: Final[OrderedDict[_Key, Future[SharedGrammar]]] = OrderedDict()
+        self._kept: Final[OrderedDict[_Key, Future[Grammar]]] = OrderedDict()
         self._kept_bytes = 0
         self._waiting = 0
         self._overdue = 0
         self._closed = False
-        self._jobs: Final[SimpleQueue[tuple[StructuredOutput, Future[SharedGrammar]] | None]] = SimpleQueue()
+        self._jobs: Final[SimpleQueue[tuple[StructuredOutput, Future[Grammar]] | None]] = SimpleQueue()
         self._threads: Final = [
             threading.Thread(target=self._work, name=f"grammar-{at}", daemon=True) for at in range(threads)
         ]
@@ -79,14 +69,14 @@ class GrammarCompiler:
         """Return how many are kept."""
         return len(self._kept)
 
-    def compile(self, structured: StructuredOutput) -> Future[SharedGrammar]:
+    def compile(self, structured: StructuredOutput) -> Future[Grammar]:
         key = (structured.kind, structured.spec)
         with self._lock:
             known = self._kept.get(key)
             if known is not None and not _worn(known):
                 self._kept.move_to_end(key)
                 return known
-            future: Future[SharedGrammar] = Future()
+            future: Future[Grammar] = Future()
             problem = self._refusal()
             if problem is not None:
                 future.set_exception(problem)
@@ -120,7 +110,7 @@ class GrammarCompiler:
             return unavailable(f"{self._overdue} grammars take longer than {self._limit_s:g} s to be compiled")
         return None
 
-    def _keep(self, key: _Key, future: Future[SharedGrammar]) -> None:
+    def _keep(self, key: _Key, future: Future[Grammar]) -> None:
         """Remember one, and forget those that have not been asked for the longest. The lock is held."""
         self._drop(key)
         self._kept[key] = future
@@ -142,14 +132,14 @@ class GrammarCompiler:
             with self._lock:
                 self._waiting -= 1
 
-    def _compile(self, structured: StructuredOutput, future: Future[SharedGrammar]) -> None:
+    def _compile(self, structured: StructuredOutput, future: Future[Grammar]) -> None:
         """Compile in a thread that can be left behind, as nothing can end it."""
         done = threading.Event()
 
         def build() -> None:
             with contextlib.suppress(OSError, AttributeError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # on Linux of this thread alone
-            outcome: SharedGrammar | InferError
+            outcome: Grammar | InferError
             try:
                 outcome = self._build(structured)
             except InferError as error:
@@ -174,9 +164,7 @@ class GrammarCompiler:
             structured, future, invalid(f"{structured.kind}: takes longer than {self._limit_s:g} s to be compiled")
         )
 
-    def _settle(
-        self, structured: StructuredOutput, future: Future[SharedGrammar], outcome: SharedGrammar | InferError
-    ) -> None:
+    def _settle(self, structured: StructuredOutput, future: Future[Grammar], outcome: Grammar | InferError) -> None:
         with contextlib.suppress(InvalidStateError):  # it was overdue, and has been told so
             if isinstance(outcome, InferError):
                 if outcome.code is not ErrorCode.INVALID_ARG:
@@ -185,10 +173,9 @@ class GrammarCompiler:
                 future.set_exception(outcome)
             else:
                 future.set_result(outcome)
-            self._wake()
 
 
-def _worn(future: Future[SharedGrammar]) -> bool:
+def _worn(future: Future[Grammar]) -> bool:
     return future.done() and future.exception() is None and future.result().spoiled
 
 

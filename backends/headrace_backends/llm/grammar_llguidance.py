@@ -52,6 +52,8 @@ _LIMITS: Final = llguidance.LLParserLimits(
     verbose_errors=False,
 )
 """A mask then takes some 20 ms at most, and a grammar some tens of MB."""
+_ASCII: Final = "d"
+"""Of regular expressions: digits are 0 to 9, not those of all scripts."""
 _TOO_COSTLY: Final = frozenset({"LexerTooComplex", "ParserTooComplex"})
 _MOST_OF_A_REASON: Final = 300
 
@@ -102,7 +104,7 @@ class LlgMatcher:
 
 
 class LlgGrammar:
-    """A `SharedGrammar`: texts that follow it share what of its automata has been built."""
+    """A `Grammar`: texts that follow it share what of its automata has been built."""
 
     def __init__(self, matcher: Any) -> None:
         self._beginning = matcher
@@ -161,7 +163,7 @@ class LlgBuilder:
     def _grammar(self, structured: StructuredOutput) -> str:
         kind, spec = structured.kind, structured.spec
         if kind == "regex":
-            return str(llguidance.LLMatcher.grammar_from_regex(spec))
+            return f"start: /{llguidance.regex_to_lark(spec, _ASCII)}/"
         if kind == "grammar":
             return str(llguidance.LLMatcher.grammar_from_lark(any_to_lark(spec)))
         if kind == "choice":

@@ -19,6 +19,8 @@ from headrace_backends.llm.cache_size import cache_size
 from headrace_backends.llm.core import EngineCore
 from headrace_backends.llm.engine import EngineCall, EngineStats, Listener
 from headrace_backends.llm.engine_loop import EngineLoop
+from headrace_backends.llm.grammar_compiler import GrammarCompiler
+from headrace_backends.llm.grammar_source import grammars_of, marks_of
 from headrace_backends.llm.kv_cache import bytes_per_block
 from headrace_backends.llm.loading import load
 from headrace_backends.llm.model_card import card_of
@@ -47,6 +49,7 @@ class NativeEngine:
         self._card: ModelCard | None = None
         self._text: HfTextCodec | None = None
         self._eos: frozenset[int] = frozenset()
+        self._grammars: GrammarCompiler | None = None
         _refuse_what_is_not_here(self._settings)
         if self._settings.ignored:
             _LOG.info("settings of vLLM that mean nothing here: %s", ", ".join(self._settings.ignored))
@@ -78,8 +81,14 @@ class NativeEngine:
             drafter = _drafter(settings)
         except ValueError as error:
             raise invalid(f"model.json: {error}") from error
+        self._grammars = grammars_of(
+            loaded.tokenizer,
+            loaded.eos_token_ids,
+            loaded.vocab_size,
+            reasoning=marks_of(self._card.reasoning_format, self._text),
+        )
         self._loop = EngineLoop(
-            EngineCore(scheduler, self._text, drafter),
+            EngineCore(scheduler, self._text, drafter, self._grammars),
             runner,
             listener,
             self._requests,
@@ -115,6 +124,8 @@ class NativeEngine:
         if self._loop is not None:
             self._loop.close()
             self._loop = None
+        if self._grammars is not None:
+            self._grammars.close()
 
     def _requests(self, call: EngineCall) -> Sequence[GenerationRequest]:
         """Return one request of each prompt. Where the client gave a seed, each prompt begins at it."""
