@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -16,7 +18,7 @@ from headrace_backends.llm.request import FinishReason, GenerationRequest
 from headrace_backends.llm.sampling_params import SamplingParams
 from headrace_backends.llm.scheduler import Scheduler
 from headrace_backends.llm.waiting import Policy
-from llm_fakes import EOS, VOCAB, ByteTokenizer, Guesser, PagedRunner, expected
+from llm_fakes import EOS, VOCAB, ByteTokenizer, Guesser, PagedRunner, expected, vector_of
 
 SHARED = [0, 1, 2, 0, 1, 3, 4, 0, 1, 2, 2, 1, 0, 4, 5, 0]
 PROMPTS = st.one_of(
@@ -100,39 +102,50 @@ class Engine(RuleBasedStateMachine):
         return [name for name, asked in self.asked.items() if not asked.request.finished]
 
     @rule(
-        prompt=PROMPTS,
+        prompts=st.lists(PROMPTS, min_size=1, max_size=2),
         params=PARAMS,
+        pooling=st.sampled_from([None, None, None, "last", "mean"]),
         seed=st.integers(0, 3),
         priority=st.integers(-1, 1),
         salt=st.sampled_from([None, None, "x"]),
     )
-    def add(self, prompt: list[int], params: SamplingParams, seed: int, priority: int, salt: str | None) -> None:
-        self.made += 1
-        request = GenerationRequest(
-            f"r{self.made}",
-            prompt,
-            params,
-            seed,
-            eos_token_ids=frozenset({EOS}),
-            priority=priority if self.config.policy is Policy.PRIORITY else 0,
-            cache_salt=salt,
-        )
+    def add(self, prompts, params: SamplingParams, pooling: str | None, seed: int, priority: int, salt) -> None:
+        if pooling is not None:
+            params = msgspec.structs.replace(params, n=1, max_tokens=0)
+        requests = []
+        for at, prompt in enumerate(prompts):
+            self.made += 1
+            requests.append(
+                GenerationRequest(
+                    f"r{self.made}",
+                    prompt,
+                    params,
+                    seed,
+                    eos_token_ids=frozenset({EOS}),
+                    priority=priority if self.config.policy is Policy.PRIORITY else 0,
+                    cache_salt=salt,
+                    index=at * params.n,
+                    pooling=pooling,
+                )
+            )
         before, waiting = len(self.core), self.core.scheduler.num_waiting
-        refused = self.core.add(request)
+        refused = self.core.add(*requests)
+        count = len(prompts) * params.n
         if refused is None:
-            assert len(self.core) == before + params.n
-            for index, name in enumerate([request.id, *[f"{request.id}/{at}" for at in range(1, params.n)]]):
+            assert len(self.core) == before + count
+            names = [f"{each.id}/{at}" if at else each.id for each in requests for at in range(params.n)]
+            for index, name in enumerate(names):
                 choice = self.core.scheduler.get(name)
                 assert choice is not None and choice.index == index
                 self.asked[name] = Asked(choice)
             return
         assert len(self.core) == before
         if refused.reason is RefusalReason.TOO_LONG:
-            assert len(prompt) + (params.max_tokens != 0) > self.config.max_model_len
+            assert max(map(len, prompts)) + (params.max_tokens != 0) > self.config.max_model_len
         else:
             reqs, tokens = self.config.max_num_queued_reqs, self.config.max_num_queued_tokens
-            assert (reqs is not None and waiting + params.n > reqs) or tokens is not None
-            never = tokens is not None and len(prompt) * params.n > tokens
+            assert (reqs is not None and waiting + count > reqs) or tokens is not None
+            never = (tokens is not None and sum(map(len, prompts)) * params.n > tokens) or (reqs or count) < count
             assert refused.reason is (RefusalReason.INVALID if never else RefusalReason.BUSY)
 
     @precondition(lambda self: self.live())
@@ -215,7 +228,11 @@ class Engine(RuleBasedStateMachine):
             request, told = asked.request, asked.told
             tokens, text, reason, stop_reason = expected(request, self.config.max_model_len)
             assert list(told.token_ids) == request.output_token_ids == tokens[: len(told.token_ids)]
-            assert text.startswith(told.text) or request.finish_reason is FinishReason.ABORT
+            held = {
+                FinishReason.ABORT,
+                FinishReason.ERROR,
+            }  # what was held back is told then, and may be part of a stop
+            assert text.startswith(told.text) or request.finish_reason in held
             assert told.num_output_tokens == len(told.token_ids)
             if request.params.logprobs is not None and told.token_ids:
                 assert [entry.chosen.token_id for entry in told.logprobs] == list(told.token_ids)
@@ -227,6 +244,8 @@ class Engine(RuleBasedStateMachine):
                 ]
             if not told.finished:
                 continue
+            if request.pooling is not None and told.finish_reason is FinishReason.LENGTH:
+                assert list(told.pooled) == pytest.approx(vector_of(request))
             if name in self.aborted:
                 assert told.finish_reason is FinishReason.ABORT
             elif told.finish_reason is FinishReason.ERROR:

@@ -145,3 +145,29 @@ def test_repetition_is_the_end_made_of_one_pattern(tokens: list[int], low: int, 
 
 def test_pieces_of_the_fake_have_parts_of_characters() -> None:
     assert any(not piece.decode(errors="ignore") for piece in PIECES if piece)
+
+
+class Spaced:
+    """Tokens with a space before each, as WordPiece's have; those from 100 on are special."""
+
+    def encode(self, text: str) -> list[int]:
+        return []
+
+    def decode(self, token_ids, *, skip_special_tokens: bool) -> str:
+        words = [
+            f"<{token}>" if token >= 100 else f"w{token}"
+            for token in token_ids
+            if token < 100 or not skip_special_tokens
+        ]
+        return "".join(f" {word}" for word in words)
+
+
+def test_special_tokens_have_no_spaces_between_them_where_that_is_asked() -> None:
+    def text(**options: bool) -> str:
+        detokenizer = Detokenizer(Spaced(), [1], **options)
+        return "".join(detokenizer.append(token) for token in [100, 101, 2, 102, 3, 4])
+
+    joined = text(skip_special_tokens=False, spaces_between_special_tokens=False)
+    assert joined == " <100><101> w2 <102> w3 w4"
+    assert text(skip_special_tokens=False) == " <100> <101> w2 <102> w3 w4"
+    assert text(spaces_between_special_tokens=False) == " w2 w3 w4"

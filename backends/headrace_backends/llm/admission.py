@@ -112,10 +112,8 @@ def _never(request: GenerationRequest, config: SchedulerConfig) -> Refusal | Non
     if length + least > config.max_model_len:
         message = f"the prompt has {length} tokens; with {least} to generate the model takes {config.max_model_len}"
         return Refusal(RefusalReason.TOO_LONG, message)
-    if request.priority and config.policy is Policy.FCFS:
-        message = (
-            f"priority {request.priority}: this model serves in order of arrival; its scheduling policy is not priority"
-        )
+    if request.priority and config.policy is not Policy.PRIORITY:
+        message = f"priority {request.priority}: this model's scheduling policy is {config.policy.value}, not priority"
         return Refusal(RefusalReason.INVALID, message)
     if config.vocab_size is not None:
         for token in request.prompt_token_ids:

@@ -111,7 +111,10 @@ class EngineCore:
         params = request.params
         if params.detokenize:
             detokenizer = Detokenizer(
-                self._tokenizer, request.prompt_token_ids, skip_special_tokens=params.skip_special_tokens
+                self._tokenizer,
+                request.prompt_token_ids,
+                skip_special_tokens=params.skip_special_tokens,
+                spaces_between_special_tokens=params.spaces_between_special_tokens,
             )
             request.text = GenerationText(
                 detokenizer, StopStrings(params.stop, include=params.include_stop_str_in_output)

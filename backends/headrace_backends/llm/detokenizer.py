@@ -32,10 +32,17 @@ class Detokenizer:
     """Decodes one generation. Its window of tokens is bounded, so that each token costs the same."""
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
     ) -> None:
+        """Without `spaces_between_special_tokens` one that follows another has no space before it."""
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._joins = not skip_special_tokens and not spaces_between_special_tokens
         self._window = list(prompt_token_ids[-_CONTEXT:])
         self._read = len(self._window)
         """Tokens of the window whose text has been told."""
@@ -45,7 +52,9 @@ class Detokenizer:
         self._window.append(token_id)
         told, text = self._decode(self._read), self._decode(len(self._window))
         if len(text) > len(told) and not text.endswith(_REPLACEMENT):
-            return self._tell(len(self._window), text[len(told) :])
+            new = text[len(told) :]
+            joined = self._joins and len(self._window) > 1 and all(map(self._special, self._window[-2:]))
+            return self._tell(len(self._window), new.lstrip(" ") if joined else new)
         if len(self._window) - self._read > _LONGEST_WAIT:
             return self._settle(told, text)
         return ""
@@ -54,6 +63,10 @@ class Detokenizer:
         """Return the text of tokens that still wait."""
         told, text = self._decode(self._read), self._decode(len(self._window))
         return self._tell(len(self._window), text[len(told) :])
+
+    def _special(self, token_id: int) -> bool:
+        decode = self._tokenizer.decode
+        return bool(decode([token_id], skip_special_tokens=False)) and not decode([token_id], skip_special_tokens=True)
 
     def _decode(self, end: int) -> str:
         return self._tokenizer.decode(self._window[:end], skip_special_tokens=self._skip) if end else ""

@@ -109,6 +109,8 @@ class GenerationRequest:
     grammar: GrammarState | None = field(default=None, init=False)
     """Where the output stands in it; set when it is compiled, and kept through preemption."""
     num_preemptions: int = field(default=0, init=False)
+    passed_over: int = field(default=0, init=False)
+    """How often another was admitted that came later, while this was the first in order."""
     suspect: bool = field(default=False, init=False)
     """A step with it failed: it runs alone until it is known whether it was the cause."""
     finish_reason: FinishReason | None = field(default=None, init=False)

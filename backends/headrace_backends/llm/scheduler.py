@@ -8,8 +8,8 @@ of vLLM's V1; chunked prefill after Sarathi-Serve). Knows no tensors, no tokeniz
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import islice
+from typing import Final, NamedTuple
 
 from headrace_backends.llm.admission import Refusal, RefusalReason, SchedulerConfig, refusal
 from headrace_backends.llm.block_manager import BlockManager
@@ -17,36 +17,13 @@ from headrace_backends.llm.ending import Ending, ending_after
 from headrace_backends.llm.grammar import GrammarError, GrammarState, ReasoningMarks
 from headrace_backends.llm.logprobs import TokenLogprobs
 from headrace_backends.llm.request import FinishReason, GenerationRequest, Status
+from headrace_backends.llm.scheduler_stats import SchedulerStats
 from headrace_backends.llm.step import ScheduledRequest, SchedulerOutput, StepResult, contradiction
-from headrace_backends.llm.waiting import WaitingQueue, order_of
+from headrace_backends.llm.waiting import Policy, WaitingQueue, order_of
 
-
-@dataclass(slots=True)
-class SchedulerStats:
-    """Counts since the start."""
-
-    num_preemptions: int = 0
-    prefix_cache_queries: int = 0
-    """Tokens that were looked for in the prefix cache."""
-    prefix_cache_hits: int = 0
-    """Of these, tokens that were found."""
-    prompt_tokens: int = 0
-    """Of requests that began to run."""
-    generation_tokens: int = 0
-    num_drafts: int = 0
-    """Rows that carried guesses."""
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    accepted_at: list[int] = field(default_factory=list)
-    """How often the first guess of a row was right, the second, and so on."""
-
-    def count_drafts(self, proposed: int, accepted: int) -> None:
-        self.num_drafts += 1
-        self.num_draft_tokens += proposed
-        self.num_accepted_tokens += accepted
-        self.accepted_at.extend([0] * (accepted - len(self.accepted_at)))
-        for at in range(accepted):
-            self.accepted_at[at] += 1
+_COMPARED: Final = 32
+"""Waiting requests that are compared for the longest match."""
+_MOST_PASSED_OVER: Final = 16
 
 
 class Progress(NamedTuple):
@@ -289,16 +266,28 @@ class Scheduler:
 
     def _admit(self, step: list[ScheduledRequest], now_ns: int) -> None:
         budget = self.config.max_num_batched_tokens - sum(len(entry.token_ids) for entry in step)
-        while budget and (request := self._waiting.first()) is not None and not request.suspect:
+        while budget and (request := self._next()) is not None and not request.suspect:
             entry = self._try_admit(request, budget, now_ns)
             if entry is None:
                 return
             step.append(entry)
             budget -= len(entry.token_ids)
 
+    def _next(self) -> GenerationRequest | None:
+        """Return who is to be admitted next: the first in order, or by lpm who matches most of the cache, within limits.
+
+        Only so many are compared, and only so often is the first passed over, so that it is admitted at last.
+        """
+        first = self._waiting.first()
+        if first is None or self.config.policy is not Policy.LPM or len(self._running) >= self.config.max_num_seqs:
+            return first
+        if first.status is Status.PREEMPTED or first.passed_over >= _MOST_PASSED_OVER:
+            return first
+        return max(islice(self._waiting, _COMPARED), key=lambda request: len(self._lookup(request)))
+
     def _suspect_alone(self, now_ns: int) -> list[ScheduledRequest]:
         """Give a step to the first that waits, if a step with it failed. Empty: it is none, or there is no room yet."""
-        request = self._waiting.first()
+        request = self._next()
         if request is None or not request.suspect:
             return []
         entry = self._try_admit(request, self.config.max_num_batched_tokens, now_ns)
@@ -317,6 +306,8 @@ class Scheduler:
         spare = int(self.config.watermark * self.blocks.num_usable) if self._running else 0
         if not self.blocks.can_allocate(cached, reserved, spare=spare):
             return None
+        if (first := self._waiting.first()) is not None and first is not request:
+            first.passed_over += 1
         self._waiting.remove(request)
         self.blocks.allocate(request, cached, hit + count)
         request.num_computed_tokens = hit

@@ -14,6 +14,8 @@ class Policy(Enum):
 
     FCFS = "fcfs"
     PRIORITY = "priority"
+    LPM = "lpm"
+    """Longest prefix match: who finds most of its tokens in the prefix cache is admitted first (SGLang, Zheng et al. 2024)."""
 
 
 Key = tuple[int, int]
