@@ -52,7 +52,7 @@ class Exchange:
 
     def failure(self, error: Exception) -> Answer:
         """Return what the client is told of a failure."""
-        if isinstance(error, InferError) and error.param in self.names:
+        if isinstance(error, InferError) and error.param is not None and error.param in self.names:
             error = self._in_the_words_of_the_client(error, error.param, self.names[error.param])
         answer = failure(error, self.http.url)
         answer.headers = {**(answer.headers or {}), **self.headers()}
