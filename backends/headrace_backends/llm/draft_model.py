@@ -36,7 +36,7 @@ class DraftModelConfig:
     num_speculative_tokens: int = 3
     """Tokens of one draft at most."""
     disable_above: int = 16
-    """Running requests from which on nothing is guessed."""
+    """With more running requests than this nothing is guessed."""
     max_num_batched_tokens: int = 512
     """Tokens that the draft model takes in before one guess, of all requests together: a long prompt takes several rounds."""
     patience: int = 3

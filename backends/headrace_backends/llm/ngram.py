@@ -38,7 +38,7 @@ class NgramConfig:
     """Newest tokens that must have stood before."""
     prompt_lookup_max: int = 4
     disable_above: int = 16
-    """Running requests from which on nothing is guessed."""
+    """With more running requests than this nothing is guessed."""
     patience: int = 3
     """Drafts in a row without a right guess after which a request pauses."""
     pause: int = 16

@@ -26,9 +26,12 @@ class Speculation:
     method: str
     """ngram or draft_model."""
     model: Path | None = None
-    num_speculative_tokens: int = 4
+    num_speculative_tokens: int | None = None
+    """None, here and below: as the way of guessing has it."""
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
+    disable_by_batch_size: int | None = None
+    """With more running requests than this nothing is guessed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,8 @@ class Settings:
     disable_log_stats: bool = False
     tensor_parallel_size: int = 1
     enable_lora: bool = False
-    max_loras: int = 1
+    max_loras: int | None = None
+    """Adapters in one step at most."""
     max_lora_rank: int = 16
     lora_modules: Mapping[str, Path] = field(default_factory=dict)
     served_model_name: tuple[str, ...] = ()

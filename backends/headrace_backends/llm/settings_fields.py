@@ -224,6 +224,7 @@ _SPECULATION: Final[Mapping[str, Reader]] = {
     "num_speculative_tokens": _integer(1, most=64),
     "prompt_lookup_min": _integer(1, most=64),
     "prompt_lookup_max": _integer(1, most=64),
+    "disable_by_batch_size": _integer(1),
 }
 
 
