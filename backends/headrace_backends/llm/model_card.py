@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,9 @@ from headrace_protocol.generation import AdapterCard, ModelCard, Task
 _DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-def card_of(settings: Settings, loaded: LoadedModel, text: HfTextCodec, max_model_len: int) -> ModelCard:
+def card_of(
+    settings: Settings, loaded: LoadedModel, text: HfTextCodec, max_model_len: int, adapter_ranks: Mapping[str, int]
+) -> ModelCard:
     template = text.template_with_tools or ""
     tasks: tuple[Task, ...] = ("generate", "embed") if settings.task == "auto" else ()
     if settings.task != "auto":
@@ -29,7 +32,7 @@ def card_of(settings: Settings, loaded: LoadedModel, text: HfTextCodec, max_mode
         has_chat_template=bool(template),
         tool_format=chosen_format(settings.tool_call_parser, tool_format_of(template)),
         reasoning_format=chosen_format(settings.reasoning_parser, reasoning_format_of(template)),
-        adapters=tuple(AdapterCard(name) for name in settings.lora_modules),
+        adapters=tuple(AdapterCard(name, rank) for name, rank in adapter_ranks.items()),
         aliases=settings.served_model_name,
         sampling_defaults=sampling_defaults(settings, loaded),
         max_logprobs=loaded.vocab_size if settings.max_logprobs < 0 else settings.max_logprobs,

@@ -17,14 +17,16 @@ from headrace_backends.llm.admission import SchedulerConfig
 from headrace_backends.llm.block_manager import BlockManager
 from headrace_backends.llm.cache_size import cache_size
 from headrace_backends.llm.core import EngineCore
+from headrace_backends.llm.draft_setup import Drafting
 from headrace_backends.llm.engine import EngineCall, EngineStats, Listener
 from headrace_backends.llm.engine_loop import EngineLoop
+from headrace_backends.llm.grammar import ReasoningMarks
 from headrace_backends.llm.grammar_compiler import GrammarCompiler
 from headrace_backends.llm.grammar_source import grammars_of, marks_of
 from headrace_backends.llm.kv_cache import bytes_per_block
 from headrace_backends.llm.loading import load
+from headrace_backends.llm.lora import LoraAdapters, LoraRunner
 from headrace_backends.llm.model_card import card_of
-from headrace_backends.llm.ngram import NgramConfig, NgramDrafter
 from headrace_backends.llm.request import GenerationRequest, child_seed
 from headrace_backends.llm.runner import TorchRunner, cached_shapes
 from headrace_backends.llm.scheduler import Scheduler
@@ -50,6 +52,7 @@ class NativeEngine:
         self._text: HfTextCodec | None = None
         self._eos: frozenset[int] = frozenset()
         self._grammars: GrammarCompiler | None = None
+        self._reasoning: ReasoningMarks | None = None
         _refuse_what_is_not_here(self._settings)
         if self._settings.ignored:
             _LOG.info("settings of vLLM that mean nothing here: %s", ", ".join(self._settings.ignored))
@@ -62,7 +65,10 @@ class NativeEngine:
             raise invalid(
                 f"max_model_len: {settings.max_model_len} tokens are more than the model was made for, {loaded.max_model_len}"
             )
+        drafting = Drafting(settings.speculative_config, loaded, settings.block_size, self._device)
+        adapters = LoraAdapters(loaded.model, _lora_modules(settings), settings.max_lora_rank)
         block_bytes = bytes_per_block(cached_shapes(loaded.model), settings.block_size, loaded.dtype)
+        block_bytes += drafting.block_bytes
         blocks, length = cache_size(settings, block_bytes, loaded.max_model_len, self._device)
         runner = TorchRunner(loaded.model, blocks, settings.block_size, length)
         self._text = HfTextCodec(
@@ -72,24 +78,25 @@ class NativeEngine:
             trust_request_template=settings.trust_request_chat_template,
         )
         self._eos = loaded.eos_token_ids
-        self._card = card_of(settings, loaded, self._text, length)
+        self._card = card_of(settings, loaded, self._text, length, adapters.ranks)
         try:
             scheduler = Scheduler(
                 _limits(settings, length, loaded.vocab_size),
                 BlockManager(blocks, settings.block_size, prefix_caching=settings.enable_prefix_caching),
             )
-            drafter = _drafter(settings)
+            drafter = drafting.drafter(blocks, length)
         except ValueError as error:
             raise invalid(f"model.json: {error}") from error
+        self._reasoning = marks_of(self._card.reasoning_format, self._text)
         self._grammars = grammars_of(
             loaded.tokenizer,
             loaded.eos_token_ids,
             loaded.vocab_size,
-            reasoning=marks_of(self._card.reasoning_format, self._text),
+            reasoning=self._reasoning,
         )
         self._loop = EngineLoop(
             EngineCore(scheduler, self._text, drafter, self._grammars),
-            runner,
+            LoraRunner(runner, adapters) if adapters.ranks else runner,
             listener,
             self._requests,
             prepare=lambda: torch.set_num_threads(self._threads),  # a setting of each thread's own
@@ -147,6 +154,7 @@ class NativeEngine:
                 lora=call.adapter,
                 index=at * params.n,
                 structured=call.structured,
+                reasoning=self._reasoning,
                 pooling="mean" if pooling == "mean" else None if pooling is None else "last",
             )
             for at, prompt in enumerate(call.prompts)
@@ -159,6 +167,13 @@ def _refuse_what_is_not_here(settings: Settings) -> None:
             f"tensor_parallel_size: this engine runs a model in one process, not in {settings.tensor_parallel_size}; "
             "the engine vllm runs it in several"
         )
+
+
+def _lora_modules(settings: Settings) -> Mapping[str, Path]:
+    if settings.enable_lora or not settings.lora_modules:
+        return settings.lora_modules
+    _LOG.warning("adapters are not loaded, as enable_lora is not true: %s", ", ".join(settings.lora_modules))
+    return {}
 
 
 def _limits(settings: Settings, length: int, vocab_size: int) -> SchedulerConfig:
@@ -177,19 +192,4 @@ def _limits(settings: Settings, length: int, vocab_size: int) -> SchedulerConfig
         max_num_queued_reqs=settings.max_num_queued_reqs,
         max_num_queued_tokens=settings.max_num_queued_tokens,
         vocab_size=vocab_size,
-    )
-
-
-def _drafter(settings: Settings) -> NgramDrafter | None:
-    rule = settings.speculative_config
-    if rule is None:
-        return None
-    if rule.method != "ngram":
-        raise unsupported("speculative_config.method: ngram is the one there is")
-    return NgramDrafter(
-        NgramConfig(
-            num_speculative_tokens=rule.num_speculative_tokens,
-            prompt_lookup_min=rule.prompt_lookup_min,
-            prompt_lookup_max=rule.prompt_lookup_max,
-        )
     )
