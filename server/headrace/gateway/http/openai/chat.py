@@ -50,7 +50,7 @@ class Chat(CallEndpoint):
         call, form = read_chat(fields, model)
         timeout_us = read_timeout(fields)
         under_way: CallStream | CallAnswer
-        if call.stream:
+        if form.stream:
             under_way = CallStream(ChatChunks(form, exchange, model), exchange, outlet)
         else:
             under_way = CallAnswer(ChatAnswer(form, exchange, model), exchange, outlet.answer)
@@ -91,7 +91,7 @@ def read_chat(fields: Fields, model: LanguageModel) -> tuple[GenerationCall, Cha
         sampling=sampling,
         structured=plan.structured or structured,
         add_special_tokens=fields.flag("add_special_tokens") if fields.has("add_special_tokens") else None,
-        stream=stream,
+        stream=stream or (plan.tells_steps and beam_width is None),
         return_token_ids=token_ids,
         priority=read_priority(fields),
         cache_salt=read_cache_salt(fields),
@@ -102,6 +102,7 @@ def read_chat(fields: Fields, model: LanguageModel) -> tuple[GenerationCall, Cha
     form = ChatForm(
         int(sampling.get("n", 1)),
         plan,
+        stream=stream,
         logprobs=logprobs is not None,
         prompt_logprobs=of_prompt is not None,
         token_ids=token_ids,

@@ -34,6 +34,7 @@ class ChatForm:
 
     n: int
     plan: MessagePlan
+    stream: bool = False
     logprobs: bool = False
     prompt_logprobs: bool = False
     token_ids: bool = False
@@ -81,7 +82,7 @@ class Message:
             "annotations": [],
         }
         if self.reasoning:
-            told["reasoning_content"] = self.reasoning
+            told["reasoning_content"] = told["reasoning"] = self.reasoning
         if self._calls and self._legacy:
             told["function_call"] = self._calls[0]["function"]
         elif self._calls:
@@ -98,6 +99,8 @@ class ChatAnswer:
         self._gathered = Gathering()
         self._readers: dict[int, MessageReader | None] = {}
         self._messages: dict[int, Message] = {}
+        self._tokens: dict[int, int] = {}
+        """Of each choice so far."""
 
     def take(self, event: GenerationEvent, response: InferenceResponse) -> None:
         """Take the next event."""
@@ -117,6 +120,9 @@ class ChatAnswer:
                 self._messages[index].content += delta.text
             else:
                 self._messages[index].take(reader.feed(delta.text))
+                if reader.reasoning:
+                    gathered.usage.reasoning_tokens += delta.num_tokens - self._tokens.get(index, 0)
+                self._tokens[index] = delta.num_tokens
 
     def answer(self) -> bytes:
         """Return the JSON."""
@@ -273,7 +279,8 @@ def _told(part: Part) -> bytes:
         case Content(text):
             return b'{"content":%b}' % encode(text)
         case Reasoning(text):
-            return b'{"reasoning_content":%b}' % encode(text)
+            thought = encode(text)
+            return b'{"reasoning_content":%b,"reasoning":%b}' % (thought, thought)
         case CallBegun(index, identifier, name):
             head = b'{"tool_calls":[{"index":%d,"id":%b,"type":"function",' % (index, encode(identifier))
             return head + b'"function":{"name":%b,"arguments":""}}]}' % encode(name)

@@ -84,6 +84,11 @@ class MessagePlan(Protocol):
         ...
 
     @property
+    def tells_steps(self) -> bool:
+        """Whether the model has to tell each step, though the answer comes as a whole: to count what it thought."""
+        ...
+
+    @property
     def legacy(self) -> bool:
         """Whether a call of a tool is told as the `function_call` of old."""
         ...

@@ -44,6 +44,10 @@ class ChatPlan:
         return self._tools.structured
 
     @property
+    def tells_steps(self) -> bool:
+        return self._splits
+
+    @property
     def skip_special_tokens(self) -> bool:
         return not self._tools.keeps_special_tokens
 
