@@ -128,6 +128,19 @@ def tiny_folder(folder: Path, kind: str = "llama", tokenizer=None, **changed) ->
     return folder
 
 
+def save_tiny(folder: Path, words: int = 510, **changed) -> Path:
+    """Write a tiny model with a tokenizer of the words w0, w1 and so on, as models are published."""
+    import tokenizers
+
+    tiny(**changed).save_pretrained(folder)
+    vocabulary = {f"w{i}": i for i in range(words)} | {"<unk>": 510, "<end>": 511}
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=model, unk_token="<unk>", eos_token="<end>")
+    made.save_pretrained(folder)
+    return folder
+
+
 class Engine:
     """A scheduler and a runner, and what became of the requests."""
 

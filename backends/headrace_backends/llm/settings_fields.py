@@ -151,6 +151,9 @@ def _one_of(*names: str, also: Mapping[str, str] | None = None) -> Reader:
 
 
 def _boolean(value: Any, _: Path) -> bool:
+    """Read a truth value; the examples of Triton's vLLM backend have it as text in places."""
+    if value in ("true", "false"):
+        return bool(value == "true")
     if not isinstance(value, bool):
         raise _expected("true or false", value)
     return value

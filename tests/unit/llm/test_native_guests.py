@@ -1,0 +1,120 @@
+"""Our engine with guests: LoRA adapters and draft models that the settings name. The tokens are the model's own."""
+
+from __future__ import annotations
+
+import json
+import threading
+import warnings
+
+import peft
+import pytest
+import torch
+
+from headrace_backends.llm.engine import EngineCall, Told
+from headrace_backends.llm.native import NativeEngine
+from headrace_backends.llm.sampling_params import SamplingParams
+from headrace_protocol.errors import ErrorCode, InferError
+from language_models import generated_by_transformers, save_tiny, tiny
+
+PROMPT = [5, 6, 7, 5, 6, 8, 9, 30, 31]
+COUNT = 12
+
+
+class Heard:
+    """Hears an engine until a call has ended."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, list[int]] = {}
+        self.ended: dict[int, threading.Event] = {}
+
+    def told(self, news: list[Told]) -> None:
+        for each in news:
+            assert each.error is None, each.error
+            self.tokens.setdefault(each.number, []).extend(t for output in each.outputs for t in output.token_ids)
+            if any(output.finished for output in each.outputs):
+                self.ended[each.number].set()
+
+    def broke(self, error: InferError) -> None:
+        raise AssertionError(error)
+
+
+def run(
+    version, settings: dict, adapters: list[str | None], temperature: float = 0
+) -> tuple[list[list[int]], NativeEngine]:
+    """Continue the prompt once with each adapter, all at once; return the tokens and the closed engine."""
+    common = {"model": "base", "dtype": "float32", "max_model_len": 128, "num_gpu_blocks_override": 80}
+    engine, heard = NativeEngine(version, common | settings, threads=1, device="cpu"), Heard()
+    engine.open(heard)
+    try:
+        params = SamplingParams(temperature=temperature, max_tokens=COUNT, ignore_eos=True)
+        for number, adapter in enumerate(adapters):
+            heard.ended[number] = threading.Event()
+            engine.submit(EngineCall(number, (PROMPT,), params, 0, seed=number, adapter=adapter))
+        for ended in heard.ended.values():
+            assert ended.wait(60)
+        engine.final_stats = engine.stats()
+    finally:
+        engine.close()
+    return [heard.tokens[number] for number in range(len(adapters))], engine
+
+
+@pytest.fixture(scope="module")
+def version(tmp_path_factory):
+    """A version directory with a model, two draft models and two adapters in it."""
+    folder = tmp_path_factory.mktemp("version")
+    save_tiny(folder / "base")
+    save_tiny(folder / "small", num_hidden_layers=1)
+    save_tiny(folder / "other_words", words=509)
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        torch.manual_seed(5)
+        for name in ("one", "two"):
+            config = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+            peft.get_peft_model(tiny(), config).save_pretrained(folder / name)
+    (folder / "multi_lora.json").write_text(json.dumps({"two": "two"}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[int]:
+    return generated_by_transformers(tiny(), PROMPT, COUNT)
+
+
+def test_adapters_of_the_settings_and_of_their_file_are_served_beside_the_model(version, plain) -> None:
+    settings = {"enable_lora": "true", "lora_modules": [{"name": "one", "path": "one"}]}
+    tokens, engine = run(version, settings, [None, "one", "two", None])
+    assert tokens[0] == tokens[3] == plain
+    assert len({*map(tuple, tokens)}) == 3
+    assert [(adapter.name, adapter.rank) for adapter in engine.card.adapters] == [("one", 4), ("two", 4)]
+
+
+def test_without_enable_lora_there_are_no_adapters(version, plain) -> None:
+    tokens, engine = run(version, {}, [None])
+    assert tokens == [plain]
+    assert engine.card.adapters == ()
+
+
+def test_an_adapter_of_too_high_a_rank_keeps_the_model_from_loading(version) -> None:
+    with pytest.raises(InferError, match="'two' has rank 4; max_lora_rank is 2"):
+        run(version, {"enable_lora": True, "max_lora_rank": 2}, [])
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("draft", ["base", "small", None])
+def test_guesses_change_no_token(version, draft, temperature) -> None:
+    plain, _ = run(version, {}, [None, None], temperature)
+    rule = {"num_speculative_tokens": 3} | ({} if draft is None else {"model": draft})
+    tokens, engine = run(version, {"speculative_config": rule}, [None, None], temperature)
+    assert tokens == plain
+    totals = engine.final_stats.totals
+    assert totals["draft_tokens"] > 0 or (draft is None and temperature), "drawn tokens repeat nothing"
+    if draft == "base" and not temperature:
+        assert totals["accepted_tokens"] == totals["draft_tokens"], "it guesses for itself"
+    if draft == "small":
+        assert totals["accepted_tokens"] < totals["draft_tokens"]
+
+
+def test_a_draft_model_of_other_tokens_is_refused(version) -> None:
+    with pytest.raises(InferError, match="token 509 is None for the first and 'w509' for the second") as caught:
+        run(version, {"speculative_config": {"model": "other_words"}}, [])
+    assert caught.value.code is ErrorCode.INVALID_ARG
