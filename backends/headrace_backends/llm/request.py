@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, Protocol
 
-from headrace_backends.llm.grammar import Grammar, GrammarState
+from headrace_backends.llm.grammar import Grammar, GrammarState, ReasoningMarks
 from headrace_backends.llm.logprobs import PromptLogprobs
 from headrace_backends.llm.sampling_params import SamplingParams
 from headrace_protocol.generation import StructuredOutput
@@ -81,6 +81,8 @@ class GenerationRequest:
     text: TextOutput | None = None
     structured: StructuredOutput | None = None
     """What its text has to be."""
+    reasoning: ReasoningMarks | None = None
+    """How the model sets its reasoning apart; needed for `params.thinking_token_budget` alone."""
     pooling: Literal["last", "mean"] | None = None
     """Of a request whose prompt's vector is wanted: of its last token, or the mean of all. `params.max_tokens` is 0."""
 

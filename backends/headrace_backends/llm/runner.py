@@ -15,12 +15,15 @@ from numpy.typing import NDArray
 
 from headrace_backends.llm.attention import IMPLEMENTATION, STEP, SequenceSpan, ShapeProbe
 from headrace_backends.llm.attention_paged import PagedStep
+from headrace_backends.llm.grammar import GrammarState
 from headrace_backends.llm.grammar_masks import MaskFiller, RowMask
 from headrace_backends.llm.kv_cache import KvCache, LayerShape, bytes_per_block, check_blocks
 from headrace_backends.llm.logprobs import TokenLogprobs
 from headrace_backends.llm.sampler import Sampled, logprobs_of, sample
+from headrace_backends.llm.sampling_params import SamplingParams
 from headrace_backends.llm.sampling_row import SamplingRow
 from headrace_backends.llm.step import ScheduledRequest, SchedulerOutput, StepResult, pools, verified
+from headrace_backends.llm.thinking import forced_token
 from headrace_protocol.errors import unsupported
 
 _ROWS_AT_ONCE: Final = 64
@@ -55,15 +58,12 @@ class TorchRunner:
 
     def _execute(self, step: SchedulerOutput) -> list[StepResult]:
         sampled_rows, prompt_rows = _rows(step.scheduled)
-        constrained = [e for e in step.scheduled if e.num_sampled_rows and e.request.grammar is not None]
-        self._masks.begin(
-            [(e.request.grammar, e.draft_token_ids) for e in constrained if e.request.grammar is not None]
-        )
+        self._masks.begin(_constrained(step.scheduled))
         try:
             logits = self._logits(step.scheduled, sampled_rows + prompt_rows)
         finally:
-            masks = dict(zip(map(id, constrained), self._masks.masks(), strict=True))
-        rows = [row for entry in step.scheduled for row in _sampling_rows(entry, masks.get(id(entry)))]
+            masks = self._masks.masks()
+        rows = [row for entry in step.scheduled for row in _sampling_rows(entry, masks.get(entry.request.id))]
         tokens = sample(logits[: len(sampled_rows)], rows) if rows else []
         rest = logits[len(sampled_rows) :]
         pooled = self._pooled(step.scheduled)
@@ -160,22 +160,39 @@ def _num_prompt_rows(entry: ScheduledRequest) -> int:
     return max(0, min(entry.end, entry.request.num_prompt_tokens - 1) - entry.start)
 
 
+def _constrained(scheduled: Sequence[ScheduledRequest]) -> dict[str, tuple[GrammarState, Sequence[int]]]:
+    """Return what the masks of the step's sampled rows follow from, by the requests' ids."""
+    return {
+        entry.request.id: (entry.request.grammar, entry.draft_token_ids)
+        for entry in scheduled
+        if entry.num_sampled_rows and entry.request.grammar is not None
+    }
+
+
 def _sampling_rows(entry: ScheduledRequest, masks: Sequence[RowMask] | None) -> list[SamplingRow]:
     """Return what each sampled row of the entry is sampled by; later rows take the drafts before them for output."""
     request = entry.request
-    output, drafts = request.output_token_ids, list(entry.draft_token_ids)
-    return [
-        SamplingRow(
+    rows = []
+    for at in range(entry.num_sampled_rows):
+        output = [*request.output_token_ids, *entry.draft_token_ids[:at]] if at else request.output_token_ids
+        row = SamplingRow(
             request.params,
             request.seed,
             request.prompt_token_ids,
-            [*output, *drafts[:at]] if at else output,
+            output,
             request.eos_token_ids,
             request.bad_word_ids,
             None if masks is None else masks[at],
         )
-        for at in range(entry.num_sampled_rows)
-    ]
+        forced = forced_token(request, output)
+        rows.append(row if forced is None else _forced(row, forced))
+    return rows
+
+
+def _forced(row: SamplingRow, token_id: int) -> SamplingRow:
+    """Return a row of which only this token can come."""
+    params = SamplingParams(temperature=0, allowed_token_ids=(token_id,), logprobs=row.params.logprobs)
+    return SamplingRow(params, row.seed, row.prompt_token_ids, row.output_token_ids)
 
 
 def _prompt_logprobs(entry: ScheduledRequest, logits: torch.Tensor) -> list[TokenLogprobs]:
