@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple
 
@@ -31,37 +31,38 @@ class MaskFiller:
         self._memory: NDArray[np.uint32] = np.empty((0, self._words), np.uint32)
         self._thread: ThreadPoolExecutor | None = None
         self._filling: Future[list[str | None]] | None = None
-        self._wanted: Sequence[tuple[GrammarState, Sequence[int]]] = ()
+        self._wanted: Mapping[str, tuple[GrammarState, Sequence[int]]] = {}
 
-    def begin(self, wanted: Sequence[tuple[GrammarState, Sequence[int]]]) -> None:
-        """Begin with the masks of these generations: of each, one for the next token and one behind each draft."""
+    def begin(self, wanted: Mapping[str, tuple[GrammarState, Sequence[int]]]) -> None:
+        """Begin with these generations' masks, by their requests' ids: one for the next token and one behind each draft."""
         self._wanted = wanted
         if not wanted:
             return
-        count = sum(1 + len(drafts) for _, drafts in wanted)
+        count = sum(1 + len(drafts) for _, drafts in wanted.values())
         if len(self._memory) < count:
             self._memory = np.empty((count, self._words), np.uint32)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "grammar-masks")
         self._filling = self._thread.submit(self._fill)
 
-    def masks(self) -> list[list[RowMask]]:
-        """Return the masks that were begun, those of one generation together."""
+    def masks(self) -> dict[str, list[RowMask]]:
+        """Return the masks that were begun."""
         if self._filling is None:
-            return []
+            return {}
         problems = self._filling.result()
         self._filling = None
-        told, first = [], 0
-        for (_, drafts), problem in zip(self._wanted, problems, strict=True):
+        told: dict[str, list[RowMask]] = {}
+        first = 0
+        for (name, (_, drafts)), problem in zip(self._wanted.items(), problems, strict=True):
             after = first + 1 + len(drafts)
-            told.append([RowMask(words, problem) for words in self._memory[first:after]])
+            told[name] = [RowMask(words, problem) for words in self._memory[first:after]]
             first = after
-        self._wanted = ()
+        self._wanted = {}
         return told
 
     def _fill(self) -> list[str | None]:
         problems, first = [], 0
-        for state, drafts in self._wanted:
+        for state, drafts in self._wanted.values():
             rows = self._memory[first : first + 1 + len(drafts)]
             rows.fill(np.uint32(0xFFFFFFFF))
             problems.append(state.fill(rows, drafts))
