@@ -1,7 +1,8 @@
 """The composition root: builds every object of a server, owns their lifetimes, and stops them in order.
 
-Ports open first, so that probes are answered while models load. On SIGTERM readiness goes off, what runs is finished
-within the exit timeout, then the models are unloaded; a second signal ends the process at once.
+Ports open first, so that probes are answered while models load. On SIGTERM readiness goes off, everything is served for the
+grace time, then what runs is finished within the exit timeout, and the models are unloaded; a second signal ends the
+process at once.
 """
 
 from __future__ import annotations
@@ -321,12 +322,24 @@ class Server:
 
     async def _drain(self) -> bool:
         """Finish what runs; return whether all of it ended within the exit timeout."""
+        await self._leave()
         timeout = self._config.exit_timeout_secs
         _log.info("stopping: no new requests, up to %d s for those that run", timeout)
         drained = await self._data.drain(timeout)
         if not drained:
             _log.error("the exit timeout of %d s is over, requests are cut off", timeout)
         return drained
+
+    async def _leave(self) -> None:
+        """Serve on for the grace time while load balancers see that this server is not ready."""
+        grace = self._config.drain_grace_secs
+        if not grace or not self._stopping:
+            return
+        _log.info("leaving: not ready any more, serving for %d s", grace)
+        self._data.leave()
+        self._http.leave()
+        await asyncio.sleep(grace)
+        self._http.refuse()
 
     def _listen_for_signals(self) -> None:
         loop = asyncio.get_running_loop()

@@ -92,6 +92,7 @@ class ServerConfig:
     allow_client_shm: bool
     client_shm_users: frozenset[int] | None
     """Numbers of the users whose shared memory objects may be registered; None = everybody's."""
+    drain_grace_secs: int
     exit_timeout_secs: int
     arena_byte_size: int
     backend_restart_limit: int
@@ -188,6 +189,7 @@ def _build(
         model_upload_byte_size=values["model-upload-byte-size"],
         allow_client_shm=values["allow-client-shm"],
         client_shm_users=_users(values["client-shm-user"]),
+        drain_grace_secs=values["drain-grace-secs"],
         exit_timeout_secs=values["exit-timeout-secs"],
         arena_byte_size=values["arena-byte-size"],
         backend_restart_limit=values["backend-restart-limit"],

@@ -172,6 +172,7 @@ class RegistryDataPlane:
         self._metadata = metadata
         self._strict = strict_readiness
         self._exiting = False
+        self._leaving = False
         self.requests = 0
         """Inference requests begun."""
         self._inflight = 0
@@ -191,11 +192,11 @@ class RegistryDataPlane:
 
     def ready(self) -> bool:
         """Return whether the server serves what it should."""
-        return not self._exiting and self._registry.ready(strict=self._strict)
+        return not self._leaving and self._registry.ready(strict=self._strict)
 
     def model_ready(self, name: str, version: int) -> bool:
         """Return whether the model would serve now."""
-        return not self._exiting and self._registry.model_ready(name, version)
+        return not self._leaving and self._registry.model_ready(name, version)
 
     def server_metadata(self) -> ServerMetadata:
         """Return the server's name, version and extensions."""
@@ -368,12 +369,16 @@ class RegistryDataPlane:
         if not self._inflight and not self._sequenced and self._idle is not None:
             self._idle()
 
+    def leave(self) -> None:
+        """Tell everybody who asks that the server is not ready, and go on serving."""
+        self._leaving = True
+
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for those that run, and for sequences; return whether all requests ended in time.
 
         A sequence may go on meanwhile, and ends when it is idle for too long.
         """
-        self._exiting = True
+        self._leaving = self._exiting = True
         if not self._inflight and not self._sequenced:
             return True
         idle = asyncio.Event()

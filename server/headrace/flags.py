@@ -271,6 +271,12 @@ SERVED = (
     _served(
         "model-upload-byte-size", integer(1), str(4 << 30), "disk taken by uploaded model files, at most, in bytes"
     ),
+    _served(
+        "drain-grace-secs",
+        integer(0, 86400),
+        "0",
+        "how long a stop goes on serving after readiness went off, so that load balancers see it",
+    ),
     _served("exit-timeout-secs", integer(0, 86400), "30", "how long a stop waits for requests in flight"),
     _served(
         "arena-byte-size", integer(MIB), str(8 << 30), "memory shared with one backend process, at most; taken as used"

@@ -92,9 +92,10 @@ def test_the_time_to_stop_covers_what_the_server_may_take(rendered, overlay):
     for deployment in of_kind(rendered[overlay], "Deployment"):
         pod = deployment["spec"]["template"]["spec"]
         (container,) = pod["containers"]
-        wait = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
-        option = next(word for word in container["args"] if word.startswith("--exit-timeout-secs="))
-        assert pod["terminationGracePeriodSeconds"] >= wait + int(option.partition("=")[2]) + 10
+        options = dict(word.split("=") for word in container["args"] if "-secs=" in word)
+        wait, run = (int(options[name]) for name in ("--drain-grace-secs", "--exit-timeout-secs"))
+        assert wait > 0
+        assert pod["terminationGracePeriodSeconds"] >= wait + run + 10
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

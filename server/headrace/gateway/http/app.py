@@ -95,6 +95,16 @@ class HttpGateway:
             connections, address, settings.port, backlog=settings.backlog, reuse_port=reuse, **tls
         )
 
+    def leave(self) -> None:
+        """Ask clients to go: each connection ends with its next answer. New ones are taken still."""
+        if self._connections is not None:
+            self._connections.leaving = True
+
+    def refuse(self) -> None:
+        """Take no more connections; those that are open stay."""
+        if self._listener is not None:
+            self._listener.close()
+
     async def stop(self, grace_s: float) -> None:
         """Accept no more connections, let open requests finish for `grace_s` seconds, then cut what is left."""
         if self._listener is None or self._connections is None:

@@ -61,6 +61,8 @@ class Peers(Protocol):
     """What any of them receives into; consumed before the next one receives."""
     stopping: bool
     """Whether they end with the answers that are due."""
+    leaving: bool
+    """Whether each of them ends with the next answer."""
 
     def opened(self, connection: Connection) -> None: ...
 
@@ -180,6 +182,11 @@ class Connection(asyncio.BufferedProtocol):
     def stopping(self) -> bool:
         """Whether the connection ends with the answers that are due."""
         return self._all.stopping
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the next answer has to be the connection's last."""
+        return self._all.stopping or self._all.leaving
 
     def close_when_idle(self) -> None:
         """Close now where no request is under way, otherwise after the answers that are due."""
@@ -380,7 +387,7 @@ class Connection(asyncio.BufferedProtocol):
     def _write(self, request: HttpRequest, answer: Answer) -> None:
         if self._ending or self._transport.is_closing():
             return
-        keep_alive = request.keep_alive and not answer.close and not self._all.stopping
+        keep_alive = request.keep_alive and not answer.close and not self.leaving
         head = head_of(answer, old=request.old, keep_alive=keep_alive)
         body = answer.body if request.method != b"HEAD" else b""
         if request.trace is not None:

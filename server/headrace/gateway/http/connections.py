@@ -24,6 +24,8 @@ class Connections:
         self.scratch = memoryview(bytearray(READ_SIZE))
         self.open: Final[set[Connection]] = set()
         self.stopping = False
+        self.leaving = False
+        """Whether each answer asks its client to come back by another connection, which may be to another server."""
         self._all_closed = asyncio.Event()
 
     def __call__(self) -> Connection:

@@ -17,7 +17,7 @@ class Line(Protocol):
     def writing_paused(self) -> bool: ...
 
     @property
-    def stopping(self) -> bool: ...
+    def leaving(self) -> bool: ...
 
     def finished(self, request: HttpRequest, result: Answer | Exception) -> None: ...
 
@@ -60,7 +60,7 @@ class ConnectionOutlet:
         if self._head is not None:
             if trace is not None:
                 trace.mark(HTTP_SEND_START)
-            self._keep_alive = self._keep_alive and not self._connection.stopping
+            self._keep_alive = self._keep_alive and not self._connection.leaving
             data = stream_head_of(self._head, old=old, keep_alive=self._keep_alive) + data
             self._head = None
         self._connection.write(data)
