@@ -7,9 +7,10 @@ while there is nothing to do. Knows no model and no tokenizer.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Condition, Thread
+from types import MappingProxyType
 from typing import Final
 
 from headrace_backends.llm.admission import Refusal, RefusalReason
@@ -57,6 +58,7 @@ class EngineLoop:
         *,
         prepare: Callable[[], None] = lambda: None,
         clock: Callable[[], int] = time.monotonic_ns,
+        cache_config: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """`prepare` is called first, by the loop's own thread."""
         self._core = core
@@ -65,6 +67,7 @@ class EngineLoop:
         self._make_requests = make_requests
         self._prepare = prepare
         self._clock = clock
+        self._cache_config = cache_config
         self._book = CallBook()
         self._changed = Condition()
         self._inbox = _Inbox()
@@ -131,6 +134,7 @@ class EngineLoop:
                 "accepted_tokens": counts.num_accepted_tokens,
             },
             accepted_per_position=tuple(counts.accepted_at),
+            cache_config=self._cache_config,
         )
 
     def _run(self) -> None:

@@ -24,7 +24,7 @@ from headrace_backends.llm.grammar import ReasoningMarks
 from headrace_backends.llm.grammar_compiler import GrammarCompiler
 from headrace_backends.llm.grammar_source import grammars_of, marks_of
 from headrace_backends.llm.kv_cache import bytes_per_block
-from headrace_backends.llm.loading import load
+from headrace_backends.llm.loading import LoadedModel, load
 from headrace_backends.llm.lora import LoraAdapters, LoraRunner
 from headrace_backends.llm.model_card import card_of
 from headrace_backends.llm.request import GenerationRequest, child_seed
@@ -68,17 +68,9 @@ class NativeEngine:
         drafting = Drafting(settings.speculative_config, loaded, settings.block_size, self._device)
         adapters = LoraAdapters(loaded.model, _lora_modules(settings), settings.max_lora_rank)
         block_bytes = bytes_per_block(cached_shapes(loaded.model), settings.block_size, loaded.dtype)
-        block_bytes += drafting.block_bytes
-        blocks, length = cache_size(settings, block_bytes, loaded.max_model_len, self._device)
+        blocks, length = cache_size(settings, block_bytes + drafting.block_bytes, loaded.max_model_len, self._device)
+        self._know(loaded, length, adapters)
         runner = TorchRunner(loaded.model, blocks, settings.block_size, length)
-        self._text = HfTextCodec(
-            loaded.tokenizer,
-            loaded.vocab_size,
-            chat_template=settings.chat_template,
-            trust_request_template=settings.trust_request_chat_template,
-        )
-        self._eos = loaded.eos_token_ids
-        self._card = card_of(settings, loaded, self._text, length, adapters.ranks)
         try:
             scheduler = Scheduler(
                 _limits(settings, length, loaded.vocab_size),
@@ -87,21 +79,31 @@ class NativeEngine:
             drafter = drafting.drafter(blocks, length)
         except ValueError as error:
             raise invalid(f"model.json: {error}") from error
-        self._reasoning = marks_of(self._card.reasoning_format, self._text)
-        self._grammars = grammars_of(
-            loaded.tokenizer,
-            loaded.eos_token_ids,
-            loaded.vocab_size,
-            reasoning=self._reasoning,
-        )
         self._loop = EngineLoop(
             EngineCore(scheduler, self._text, drafter, self._grammars),
             LoraRunner(runner, adapters) if adapters.ranks else runner,
             listener,
             self._requests,
             prepare=lambda: torch.set_num_threads(self._threads),  # a setting of each thread's own
+            cache_config=_cache_config(settings, blocks),
         )
         self._loop.start()
+
+    def _know(self, loaded: LoadedModel, length: int, adapters: LoraAdapters) -> None:
+        """Take note of what the model is, and of what there is around it."""
+        settings = self._settings
+        self._text = HfTextCodec(
+            loaded.tokenizer,
+            loaded.vocab_size,
+            chat_template=settings.chat_template,
+            trust_request_template=settings.trust_request_chat_template,
+        )
+        self._eos = loaded.eos_token_ids
+        self._card = card_of(settings, loaded, self._text, length, adapters.ranks)
+        self._reasoning = marks_of(self._card.reasoning_format, self._text)
+        self._grammars = grammars_of(
+            loaded.tokenizer, loaded.eos_token_ids, loaded.vocab_size, reasoning=self._reasoning
+        )
 
     @property
     def card(self) -> ModelCard:
@@ -135,18 +137,22 @@ class NativeEngine:
             self._grammars.close()
 
     def _requests(self, call: EngineCall) -> Sequence[GenerationRequest]:
-        """Return one request of each prompt. Where the client gave a seed, each prompt begins at it."""
+        """Return one request of each prompt.
+
+        Where the client gave a seed, each prompt begins at it. Where the settings have one, the same calls in the same
+        order get the same tokens.
+        """
         params = call.params
         if call.embed:
             params = msgspec.structs.replace(params, n=1, max_tokens=0, min_tokens=0, detokenize=False, stop=())
-        seed, given = (call.seed, False) if params.seed is None else (params.seed, True)
+        seed = call.seed if self._settings.seed is None else child_seed(self._settings.seed, call.number)
         pooling = self._settings.pooling if call.embed else None
         return [
             GenerationRequest(
                 id=f"{call.number}.{at}",
                 prompt_token_ids=prompt,
                 params=params,
-                seed=seed if given else child_seed(seed, at * params.n),
+                seed=child_seed(seed, at * params.n) if params.seed is None else params.seed,
                 eos_token_ids=self._eos,
                 arrival_ns=call.arrival_ns,
                 priority=call.priority,
@@ -167,6 +173,20 @@ def _refuse_what_is_not_here(settings: Settings) -> None:
             f"tensor_parallel_size: this engine runs a model in one process, not in {settings.tensor_parallel_size}; "
             "the engine vllm runs it in several"
         )
+
+    if settings.quantization is not None:
+        raise unsupported(f"quantization: '{settings.quantization}' is not among what this engine does")
+    if settings.kv_cache_dtype != "auto":
+        raise unsupported(f"kv_cache_dtype: expected auto, got '{settings.kv_cache_dtype}'")
+
+
+def _cache_config(settings: Settings, blocks: int) -> Mapping[str, str]:
+    return {
+        "block_size": str(settings.block_size),
+        "num_gpu_blocks": str(blocks),
+        "cache_dtype": settings.kv_cache_dtype,
+        "enable_prefix_caching": str(settings.enable_prefix_caching),
+    }
 
 
 def _lora_modules(settings: Settings) -> Mapping[str, Path]:
