@@ -80,7 +80,7 @@ class NativeEngine:
         except ValueError as error:
             raise invalid(f"model.json: {error}") from error
         self._loop = EngineLoop(
-            EngineCore(scheduler, self._text, drafter, self._grammars),
+            EngineCore(scheduler, self.text, drafter, self._grammars),
             LoraRunner(runner, adapters) if adapters.ranks else runner,
             listener,
             self._requests,
