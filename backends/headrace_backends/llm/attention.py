@@ -69,11 +69,13 @@ AttentionInterface.register(IMPLEMENTATION, _attend)
 
 @dataclass(slots=True)
 class ShapeProbe:
-    """Finds what a model's layers cache, by running one forward: answers it with zeros."""
+    """Finds what a model's layers cache and ask, by running one forward: answers it with zeros."""
 
     layers: dict[int, LayerShape] = field(default_factory=dict)
+    how: dict[int, Attending] = field(default_factory=dict)
 
     def attend(self, how: Attending, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        self.how[how.layer] = how
         self.layers[how.layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2])
         return query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
 

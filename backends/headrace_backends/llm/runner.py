@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from headrace_backends.llm.attention import IMPLEMENTATION, STEP, SequenceSpan, ShapeProbe
 from headrace_backends.llm.attention_paged import PagedStep
-from headrace_backends.llm.kv_cache import KvCache, LayerShape, bytes_per_block, check_blocks
+from headrace_backends.llm.fusing import fused
+from headrace_backends.llm.kv_cache import KvCache, LayerShape, bytes_per_block, check_blocks, takes_eight_bits
 from headrace_backends.llm.step import ScheduledRequest, pools
 from headrace_backends.llm.step_runner import StepRunner
 from headrace_protocol.errors import unsupported
@@ -23,21 +24,35 @@ from headrace_protocol.errors import unsupported
 class TorchRunner(StepRunner):
     """Runs one model of transformers with a paged cache. Not for two threads at once."""
 
-    def __init__(self, model: Any, num_blocks: int, block_size: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        *,
+        fuse: bool = False,
+        kv_cache_dtype: str = "auto",
+    ) -> None:
         """Take over the model's attention and reserve the cache.
 
-        Raises UNSUPPORTED where the model does not let its attention be replaced, INVALID_ARG where the cache is too
+        `fuse` takes the model's weights over as well, where its architecture is known and compiled loops are to be had: the
+        model cannot be used any more but by this runner, nor may its modules be hooked. `kv_cache_dtype` is "auto", the
+        model's own, or "int8". Raises UNSUPPORTED where the model does not let its attention be replaced, INVALID_ARG where the cache is too
         small for one request of `max_model_len` tokens.
         """
-        shapes = cached_shapes(model)
-        self.block_bytes: Final = bytes_per_block(shapes, block_size, model.dtype)
+        probe = probed(model)
+        shapes, eight_bits = probe.layers, takes_eight_bits(kv_cache_dtype)
+        self.block_bytes: Final = bytes_per_block(shapes, block_size, model.dtype, eight_bits=eight_bits)
         check_blocks(num_blocks, block_size, max_model_len, self.block_bytes)
         self._model: Final = model
         self._device: Final[torch.device] = model.device
-        self.cache: Final = KvCache(shapes, num_blocks, block_size, model.dtype, model.device)
+        self.cache: Final = KvCache(shapes, num_blocks, block_size, model.dtype, model.device, eight_bits=eight_bits)
         self._hidden: torch.Tensor | None = None
         """Of the step that is computed: each token's last hidden state, [1, tokens, width]."""
-        model.base_model.register_forward_hook(self._keep_hidden)
+        self._fused: Final = fused(model, probe) if fuse else None
+        if self._fused is None:
+            model.base_model.register_forward_hook(self._keep_hidden)
         super().__init__(int(model.config.get_text_config().vocab_size))
 
     def _logits(self, scheduled: Sequence[ScheduledRequest], rows: Sequence[int]) -> torch.Tensor:
@@ -51,12 +66,17 @@ class TorchRunner(StepRunner):
             tokens.extend(entry.token_ids)
             positions.extend(range(entry.start, entry.end))
             slots.extend(entry.slots(self.cache.block_size))
-        logits: torch.Tensor = self._model(
+        step = PagedStep(self.cache, spans, slots)
+        if self._fused is not None:
+            logits, hidden = self._fused(self._integers(tokens), self._integers(positions), step, self._integers(rows))
+            self._hidden = hidden[None]
+            return logits
+        logits = self._model(
             input_ids=self._integers([tokens]),
             position_ids=self._integers([positions]),
             use_cache=False,
             logits_to_keep=self._integers(rows),
-            **{STEP: PagedStep(self.cache, spans, slots)},
+            **{STEP: step},
         ).logits
         return logits[0]
 
@@ -82,7 +102,12 @@ class TorchRunner(StepRunner):
 
 
 def cached_shapes(model: Any) -> Mapping[int, LayerShape]:
-    """Return what each layer caches, by running one token; the model attends by `attention` from then on.
+    """Return what each layer caches. See `probed`."""
+    return probed(model).layers
+
+
+def probed(model: Any) -> ShapeProbe:
+    """Return what each layer caches and asks, by running one token; the model attends by `attention` from then on.
 
     Raises UNSUPPORTED where not all of the model's layers attend through transformers' attention interface.
     """
@@ -100,4 +125,4 @@ def cached_shapes(model: Any) -> Mapping[int, LayerShape]:
         raise unsupported(
             f"{name} cannot run with paged attention: {len(probe.layers)} of its {expected} layers use the interface"
         )
-    return probe.layers
+    return probe

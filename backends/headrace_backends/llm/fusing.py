@@ -1,0 +1,270 @@
+"""Builds a model's fused layers from transformers' own, and holds each to what it replaces.
+
+Architectures are named here and nowhere else. What a layer gives for random tokens is compared when a model is loaded; a layer
+that gives something else stays as it was, and a line of the log says so. Weights that are not needed any more are given back
+at once, layer by layer, so that a model is in memory little more than once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from headrace_backends.llm import kernels
+from headrace_backends.llm.attention import STEP, AttentionStep, SequenceSpan, ShapeProbe
+from headrace_backends.llm.attention_paged import PagedStep
+from headrace_backends.llm.kv_cache import KvCache
+from headrace_backends.llm.packed_linears import Linear, packed
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Architecture:
+    """How an architecture differs from Llama."""
+
+    one_more: bool = False
+    """Norms multiply by one more than their weights."""
+    turned_by_kind: bool = False
+    """Layers of different kinds turn queries and keys by different angles."""
+
+
+_ARCHITECTURES: Final[Mapping[str, _Architecture]] = {
+    "llama": _Architecture(),
+    "mistral": _Architecture(),
+    "qwen2": _Architecture(),
+    "qwen3": _Architecture(),
+    "phi3": _Architecture(),
+    "gemma2": _Architecture(one_more=True),
+    "gemma3_text": _Architecture(one_more=True, turned_by_kind=True),
+}
+"""By the `model_type` of their configuration."""
+_BY_TANGENT: Final = {"silu": False, "swish": False, "gelu_pytorch_tanh": True}
+_DIFFERENCE: Final = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+"""So much of a layer's output, by its length, may be different: sums are in another order."""
+_TOKENS: Final = 6
+"""That replacements are held to."""
+
+
+@dataclass(slots=True)
+class _Observed:
+    """What the original gives."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    inputs: list[torch.Tensor] = field(default_factory=list)
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    """Of each layer, [1, tokens, width]."""
+    logits: torch.Tensor | None = None
+
+    def see(self, given: torch.Tensor, output: Any) -> None:
+        self.inputs.append(given.clone())
+        self.outputs.append((output[0] if isinstance(output, tuple) else output).clone())
+
+
+class FusedModel:
+    """A language model as its layers' fused calls. Runs under inference mode."""
+
+    def __init__(self, base: Any, form: Any, layers: list[Any], head: Linear, kinds: list[str | None]) -> None:
+        self._base: Final = base
+        self._form: Final = form
+        self._layers: Final = layers
+        self._head: Final = head
+        self._kinds: Final = kinds
+        self._softcap: Final[float | None] = getattr(base.config, "final_logit_softcapping", None)
+
+    def __call__(
+        self, tokens: torch.Tensor, positions: torch.Tensor, step: AttentionStep, rows: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take tokens [T], their positions [T], and rows [R] of them; return logits [R, vocabulary], hidden states [T, width]."""
+        stream = self.stream(self._base.embed_tokens(tokens[None])[0], positions, step)
+        for layer in self._layers:
+            layer(stream)
+        hidden = self._settled(stream)
+        return self.logits(hidden.index_select(0, rows)), hidden
+
+    def stream(self, embedded: torch.Tensor, positions: torch.Tensor, step: AttentionStep) -> Any:
+        """Return hidden states before the first layer, with what all layers need to know."""
+        from headrace_backends.llm.fused_layers import Stream
+
+        turns = {}
+        for kind in self._kinds:
+            more = () if kind is None else (kind,)
+            cosines, sines = self._base.rotary_emb(embedded, positions[None], *more)
+            turns[kind] = (cosines[0].contiguous(), sines[0].contiguous())
+        return Stream(embedded.contiguous(), step, turns, positions, torch.get_num_threads())
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self._head(hidden)
+        if self._softcap is not None:
+            logits = logits.div_(self._softcap).tanh_().mul_(self._softcap)
+        return logits
+
+    def _settled(self, stream: Any) -> torch.Tensor:
+        from headrace_backends.llm.fused_layers import settle
+
+        return settle(self._form, stream, self._base.norm.weight)
+
+
+def fused(model: Any, probe: ShapeProbe) -> FusedModel | None:
+    """Return the model in fused calls, which then has taken its weights over; None where that cannot be, as it logs.
+
+    `probe` has seen the model's layers. The model's attention must be the one of `attention`.
+    """
+    name = type(model).__name__
+    architecture = _ARCHITECTURES.get(model.config.get_text_config().model_type)
+    if architecture is None or model.device.type != "cpu" or model.dtype not in _DIFFERENCE:
+        _LOG.info("%s in %s on %s runs as transformers has it", name, model.dtype, model.device)
+        return None
+    if not kernels.available():
+        return None
+    try:
+        with torch.inference_mode():
+            return _Builder(model, architecture, probe).build()
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        _LOG.warning("%s runs as transformers has it: its layers cannot be fused: %r", name, error)
+        return None
+
+
+class _Builder:
+    """Fuses one model."""
+
+    def __init__(self, model: Any, architecture: _Architecture, probe: ShapeProbe) -> None:
+        from headrace_backends.llm.fused_layers import Form
+
+        self._model: Final = model
+        self._base: Final = model.base_model
+        self._probe: Final = probe
+        config = self._base.config
+        activation = getattr(config, "hidden_activation", None) or config.hidden_act
+        self._form: Final = Form(
+            model.dtype == torch.bfloat16, architecture.one_more, _BY_TANGENT[activation], config.rms_norm_eps
+        )
+        self._by_kind: Final = architecture.turned_by_kind
+        self._limit: Final = _DIFFERENCE[model.dtype]
+
+    def build(self) -> FusedModel:
+        base, model = self._base, self._model
+        kinds = [self._kind(layer) for layer in base.layers]
+        observed = self._observe()
+        head = model.get_output_embeddings()
+        fused = FusedModel(base, self._form, [], packed(head.weight, head.bias), list(dict.fromkeys(kinds)))
+        self._check_head(fused, observed)
+        replaced = 0
+        for at, layer in enumerate(base.layers):
+            fused._layers.append(self._layer(at, layer, fused, observed))
+            replaced += fused._layers[at].fused
+        if head.weight is not base.embed_tokens.weight:
+            head.weight = None
+        _LOG.info("%s: %d of %d layers are fused", type(model).__name__, replaced, len(kinds))
+        return fused
+
+    def _observe(self) -> _Observed:
+        """Run the original over a few random tokens."""
+        numbers = torch.Generator().manual_seed(0)
+        vocabulary = self._base.embed_tokens.num_embeddings
+        observed = _Observed(torch.randint(vocabulary, (_TOKENS,), generator=numbers), torch.arange(_TOKENS))
+        hooks = [
+            layer.register_forward_hook(lambda _layer, inputs, output: observed.see(inputs[0], output))
+            for layer in self._base.layers
+        ]
+        try:
+            observed.logits = self._model(
+                input_ids=observed.tokens[None],
+                position_ids=observed.positions[None],
+                use_cache=False,
+                **{STEP: self._step()},
+            ).logits[0]
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return observed
+
+    def _step(self) -> PagedStep:
+        cache = KvCache(self._probe.layers, 2, _TOKENS, self._model.dtype)
+        return PagedStep(cache, [SequenceSpan(0, _TOKENS, 0, [1])], range(_TOKENS, 2 * _TOKENS))
+
+    def _check_head(self, fused: FusedModel, observed: _Observed) -> None:
+        stream = fused.stream(observed.outputs[-1][0].clone(), observed.positions, self._step())
+        assert observed.logits is not None
+        difference = _difference(fused.logits(fused._settled(stream)), observed.logits)
+        if not difference <= self._limit:
+            raise ValueError(f"logits differ by {difference:.1e} of their length")
+
+    def _layer(self, at: int, layer: Any, fused: FusedModel, observed: _Observed) -> Any:
+        """Return the layer fused, its own weights then gone; or the layer itself where it gives something else so."""
+        from headrace_backends.llm.fused_layers import FusedLayer, OriginalLayer, settle
+
+        form, how, shape = self._form, self._probe.how[at], self._probe.layers[at]
+        attention = layer.self_attn
+        try:
+            heads = (attention.o_proj.in_features // shape.value_dim, shape.kv_heads)
+            replacement = FusedLayer(
+                form, _parts(layer), how, heads, (shape.key_dim, shape.value_dim), self._kind(layer)
+            )
+            stream = fused.stream(observed.inputs[at][0].clone(), observed.positions, self._step())
+            replacement(stream)
+            settle(form, stream, self._base.norm.weight)
+            difference = _difference(stream.residual, observed.outputs[at][0])
+            if difference <= self._limit:
+                for parameter in layer.parameters():
+                    parameter.data = parameter.data.new_empty(0)
+                return replacement
+            reason = f"differs by {difference:.1e} of its output's length"
+        except (AttributeError, RuntimeError, TypeError) as error:
+            reason = repr(error)
+        _LOG.warning("layer %d of %s stays as it is: fused it %s", at, type(self._model).__name__, reason)
+        return OriginalLayer(form, layer, self._kind(layer), self._base.norm.weight)
+
+    def _kind(self, layer: Any) -> str | None:
+        kind: str | None = layer.self_attn.layer_type if self._by_kind else None
+        return kind
+
+
+def _parts(layer: Any) -> Any:
+    """Return a layer's weights as fused calls want them."""
+    from headrace_backends.llm.fused_layers import Parts
+
+    attention, mlp = layer.self_attn, layer.mlp
+    if hasattr(attention, "qkv_proj"):
+        together, gate_up = [attention.qkv_proj], [mlp.gate_up_proj]
+    else:
+        together, gate_up = [attention.q_proj, attention.k_proj, attention.v_proj], [mlp.gate_proj, mlp.up_proj]
+    around = hasattr(layer, "pre_feedforward_layernorm")
+    return Parts(
+        query_key_value=_joined(together),
+        attention_output=_joined([attention.o_proj]),
+        gate_up=_joined(gate_up),
+        down=_joined([mlp.down_proj]),
+        input_norm=layer.input_layernorm.weight.detach(),
+        mlp_norm=(layer.pre_feedforward_layernorm if around else layer.post_attention_layernorm).weight.detach(),
+        query_norm=_norm(attention, "q_norm"),
+        key_norm=_norm(attention, "k_norm"),
+        attention_output_norm=_norm(layer, "post_attention_layernorm") if around else None,
+        mlp_output_norm=_norm(layer, "post_feedforward_layernorm"),
+    )
+
+
+def _joined(linears: list[Any]) -> Linear:
+    """Return one product for several with the same input."""
+    if len(linears) == 1:
+        weight, bias = linears[0].weight.detach(), linears[0].bias
+    else:
+        weight = torch.cat([each.weight for each in linears])
+        biases = [each.bias for each in linears]
+        bias = None if biases[0] is None else torch.cat(biases)
+    return packed(weight, None if bias is None else bias.detach())
+
+
+def _norm(module: Any, name: str) -> torch.Tensor | None:
+    norm = getattr(module, name, None)
+    return None if norm is None else norm.weight.detach()
+
+
+def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the length of the difference of two tensors, as a part of the second's."""
+    return float((one.float() - other.float()).norm() / other.float().norm())
