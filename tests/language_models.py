@@ -70,6 +70,7 @@ def tiny(kind: str = "llama", **changed) -> transformers.PreTrainedModel:
     }  # fmt: skip
     configs = {
         "llama": transformers.LlamaConfig,
+        "qwen2": transformers.Qwen2Config,
         "qwen3": transformers.Qwen3Config,
         "gemma2": transformers.Gemma2Config,
         "gemma3": transformers.Gemma3TextConfig,
@@ -116,6 +117,22 @@ def byte_tokenizer(**more) -> transformers.PreTrainedTokenizerFast:
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend,
         **{"eos_token": "<|end|>", "bos_token": "<|bos|>", "chat_template": CHAT_TEMPLATE, **more},
+    )
+
+
+def sentencepiece_tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """As SentencePiece's tokenizers are: a letter for the space, and a token for each byte."""
+    pieces = ["<unk>", "<s>", "</s>", *[f"<0x{byte:02X}>" for byte in range(256)], "▁", "a", "b", "▁a"]
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.BPE(
+            {piece: at for at, piece in enumerate(pieces)}, [("▁", "a")], byte_fallback=True, unk_token="<unk>"
+        )
+    )
+    backend.normalizer = tokenizers.normalizers.Replace(" ", "▁")
+    steps = tokenizers.decoders
+    backend.decoder = steps.Sequence([steps.Replace("▁", " "), steps.ByteFallback(), steps.Fuse()])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
     )
 
 
