@@ -23,7 +23,7 @@ from headrace_backends.llm.engine_loop import EngineLoop
 from headrace_backends.llm.grammar import ReasoningMarks
 from headrace_backends.llm.grammar_compiler import GrammarCompiler
 from headrace_backends.llm.grammar_source import grammars_of, marks_of
-from headrace_backends.llm.kv_cache import bytes_per_block
+from headrace_backends.llm.kv_cache import bytes_per_block, takes_eight_bits
 from headrace_backends.llm.loading import LoadedModel, load
 from headrace_backends.llm.lora import LoraAdapters, LoraRunner
 from headrace_backends.llm.model_card import card_of
@@ -67,10 +67,22 @@ class NativeEngine:
             )
         drafting = Drafting(settings.speculative_config, loaded, settings.block_size, self._device)
         adapters = LoraAdapters(loaded.model, _lora_modules(settings), settings.max_lora_rank)
-        block_bytes = bytes_per_block(cached_shapes(loaded.model), settings.block_size, loaded.dtype)
+        block_bytes = bytes_per_block(
+            cached_shapes(loaded.model),
+            settings.block_size,
+            loaded.dtype,
+            eight_bits=takes_eight_bits(settings.kv_cache_dtype),
+        )
         blocks, length = cache_size(settings, block_bytes + drafting.block_bytes, loaded.max_model_len, self._device)
         self._know(loaded, length, adapters)
-        runner = TorchRunner(loaded.model, blocks, settings.block_size, length)
+        runner = TorchRunner(
+            loaded.model,
+            blocks,
+            settings.block_size,
+            length,
+            fuse=not adapters.ranks,  # adapters hook the model's own modules
+            kv_cache_dtype=settings.kv_cache_dtype,
+        )
         try:
             scheduler = Scheduler(
                 _limits(settings, length, loaded.vocab_size),
@@ -176,8 +188,7 @@ def _refuse_what_is_not_here(settings: Settings) -> None:
 
     if settings.quantization is not None:
         raise unsupported(f"quantization: '{settings.quantization}' is not among what this engine does")
-    if settings.kv_cache_dtype != "auto":
-        raise unsupported(f"kv_cache_dtype: expected auto, got '{settings.kv_cache_dtype}'")
+    takes_eight_bits(settings.kv_cache_dtype)
 
 
 def _cache_config(settings: Settings, blocks: int) -> Mapping[str, str]:
