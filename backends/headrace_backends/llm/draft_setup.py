@@ -43,7 +43,7 @@ class Drafting:
             return NgramDrafter(_given(NgramConfig, rule, "prompt_lookup_min", "prompt_lookup_max"))
         length = min(max_model_len, self._draft.max_model_len)
         config = _given(DraftModelConfig, rule, max_model_len=length, vocab_size=self._target.vocab_size)
-        runner = TorchRunner(self._draft.model, num_blocks, self._block_size, length)
+        runner = TorchRunner(self._draft.model, num_blocks, self._block_size, length, fuse=True)
         return DraftModelDrafter(config, runner, BlockManager(num_blocks, self._block_size))
 
 
