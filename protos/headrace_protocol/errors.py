@@ -36,6 +36,10 @@ class ErrorDetail(enum.Enum):
     """Too much waits: it may be tried again."""
     RATE_LIMITED = "rate_limited"
     """The caller asks too often."""
+    UNAUTHENTICATED = "unauthenticated"
+    """Nothing says who calls."""
+    FORBIDDEN = "forbidden"
+    """The caller is known, and may not do this."""
 
 
 class InferError(Exception):
@@ -57,6 +61,8 @@ class InferError(Exception):
         self.detail = detail
         self.param = param
         """The field of the request that is wrong, where it is one."""
+        self.retry_after_s: float | None = None
+        """After how many seconds it is worth another try, where that is known."""
 
     def __repr__(self) -> str:
         return f"InferError({self.code.value}, {self.message!r})"
