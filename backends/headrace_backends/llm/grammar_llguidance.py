@@ -7,18 +7,19 @@ grammar costs shows while a text is made; its limits bound both. Knows no engine
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import llguidance
 import numpy as np
 from llguidance.gbnf_to_lark import any_to_lark
+from numpy.typing import NDArray
 
-from headrace_backends.llm.grammar import GrammarError
+from headrace_backends.llm.grammar import GrammarError, Matcher
+from headrace_backends.llm.grammar_numbers import BoundedNumbers
 from headrace_backends.llm.grammar_specs import (
     StructuralTag,
-    allows_any_object,
-    allows_anything,
+    check_regex,
     check_schema,
     check_size,
     read_choices,
@@ -31,19 +32,9 @@ from headrace_protocol.generation import StructuredOutput
 _WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,32}"
 """Between the parts of JSON: of bounded length, or a model that is fond of blanks would write them for ever."""
 _JSON: Final = {"whitespace_pattern": _WHITESPACE}
-_ANY_JSON: Final = r"""
-start: START
-value: object | array | STRING | NUMBER | "true" | "false" | "null"
-object: "{" [pair ("," pair)*] "}"
-pair: STRING ":" value
-array: "[" [value ("," value)*] "]"
-STRING: /"([^"\\\x00-\x1f\x7f]|\\(["\\\/bfnrt]|u([0-9a-cA-CefEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2})))*"/
-NUMBER: /-?(0|[1-9][0-9]{0,19})(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?/
-%ignore /[ \t\n\r]{1,32}/
-"""
-"""All of JSON (RFC 8259), but for numbers and blanks of unbounded length and for halves of surrogate pairs."""
+_OBJECT: Final = '{"type": "object"}'
 _LIMITS: Final = llguidance.LLParserLimits(
-    max_items_in_row=2000,
+    max_items_in_row=8000,
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
     step_max_items=20_000,
@@ -52,9 +43,12 @@ _LIMITS: Final = llguidance.LLParserLimits(
     verbose_errors=False,
 )
 """A mask then takes some 20 ms at most, and a grammar some tens of MB."""
+_DIGIT_FIRST: Final = r"start: /[0-9](.|\n)*/"
 _ASCII: Final = "d"
 """Of regular expressions: digits are 0 to 9, not those of all scripts."""
 _TOO_COSTLY: Final = frozenset({"LexerTooComplex", "ParserTooComplex"})
+_TRIED: Final = 3
+"""Tokens with which it is tried whether a grammar can be followed."""
 _MOST_OF_A_REASON: Final = 300
 
 
@@ -97,7 +91,7 @@ class LlgMatcher:
         return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
 
     def _failure(self, otherwise: str) -> GrammarError:
-        if self._matcher.stop_reason() in _TOO_COSTLY:
+        if _too_costly(self._matcher):
             self._grammar.spoiled = True
             return GrammarError("the grammar became too costly to follow at this place of the text")
         return GrammarError(otherwise)
@@ -106,12 +100,15 @@ class LlgMatcher:
 class LlgGrammar:
     """A `Grammar`: texts that follow it share what of its automata has been built."""
 
-    def __init__(self, matcher: Any) -> None:
+    def __init__(self, matcher: Any, around: Callable[[Matcher], Matcher] | None = None) -> None:
+        """`around` may put something around the matcher of each text."""
         self._beginning = matcher
+        self._around = around
         self.spoiled = False
 
-    def matcher(self) -> LlgMatcher:
-        return LlgMatcher(self, self._beginning.deep_copy())
+    def matcher(self) -> Matcher:
+        inner = LlgMatcher(self, self._beginning.deep_copy())
+        return inner if self._around is None else self._around(inner)
 
 
 class LlgBuilder:
@@ -134,6 +131,7 @@ class LlgBuilder:
             token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special
         }
         self._words: Final = -(-vocab_size // 32)
+        self._digits: Final = self._first_tokens(llguidance.LLMatcher(self._tokens, _DIGIT_FIRST, log_level=0))
 
     def __call__(self, structured: StructuredOutput) -> LlgGrammar:
         """Compile. Raises INVALID_ARG naming what is wrong, also where no text at all would do."""
@@ -149,20 +147,36 @@ class LlgBuilder:
         if matcher.is_error():
             raise invalid(f"{kind}: cannot be compiled: {_line(matcher.get_error())}")
         self._try(kind, matcher.deep_copy())
-        return LlgGrammar(matcher)
+        return LlgGrammar(matcher, self._bounded if kind in ("json_schema", "json_object") else None)
 
-    def _try(self, kind: str, matcher: Any) -> None:
-        """Ask for the first token, which builds most of what the next texts need."""
+    def _bounded(self, inner: Matcher) -> Matcher:
+        return BoundedNumbers(inner, lambda token: bytes(self._tokens.decode_bytes([token])), self._digits)
+
+    def _first_tokens(self, matcher: Any) -> NDArray[np.uint32]:
         row = np.zeros(self._words, np.uint32)
         matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        if matcher.stop_reason() in _TOO_COSTLY:
-            raise invalid(f"{kind}: too large or too ambiguous to be followed")
-        if matcher.is_error() or (matcher.is_stopped() and not matcher.is_accepting()) or not row.any():
-            raise invalid(f"{kind}: no text fits it")
+        return row
+
+    def _try(self, kind: str, matcher: Any) -> None:
+        """Go a few tokens, which builds much of what the next texts need."""
+        for at in range(_TRIED):
+            row = self._first_tokens(matcher)
+            if _too_costly(matcher):
+                raise invalid(f"{kind}: too large or too ambiguous to be followed")
+            allowed = np.flatnonzero(row)
+            if not at and (
+                matcher.is_error() or (matcher.is_stopped() and not matcher.is_accepting()) or not row.any()
+            ):
+                raise invalid(f"{kind}: no text fits it")
+            if matcher.is_stopped() or not len(allowed):
+                return
+            word = int(row[allowed[0]])
+            matcher.consume_token(int(allowed[0]) * 32 + (word & -word).bit_length() - 1)
 
     def _grammar(self, structured: StructuredOutput) -> str:
         kind, spec = structured.kind, structured.spec
         if kind == "regex":
+            check_regex(spec)
             return f"start: /{llguidance.regex_to_lark(spec, _ASCII)}/"
         if kind == "grammar":
             return str(llguidance.LLMatcher.grammar_from_lark(any_to_lark(spec)))
@@ -172,14 +186,12 @@ class LlgBuilder:
         if kind == "structural_tag":
             return self._tagged(read_structural_tag(spec))
         if kind == "json_object":
-            return _ANY_JSON.replace("START", "object")
+            spec = _OBJECT
         schema = read_json(kind, spec)
         check_schema(kind, schema)
-        if allows_anything(schema):
-            return _ANY_JSON.replace("START", "value")
-        if allows_any_object(schema):
-            return _ANY_JSON.replace("START", "object")
-        return str(llguidance.LLMatcher.grammar_from_json_schema(spec, overrides=_JSON))
+        if schema is False:
+            raise invalid(f"{kind}: no text fits it")
+        return str(llguidance.LLMatcher.grammar_from_json_schema("{}" if schema is True else spec, overrides=_JSON))
 
     def _tagged(self, tag: StructuralTag) -> str:
         """Return free text in which each trigger begins one of its structures.
@@ -198,6 +210,14 @@ class LlgBuilder:
                 rules.append(f"tag_{at}: begin_{at} {rest} %json {schema} {end}")
         tags = " | ".join(f"tag_{at}" for at in range(len(tag.structures)))
         return "\n".join([f"start: ({tags})* rest", "rest: TEXT", r"TEXT: /(.|\n)*/", *rules])
+
+
+def _too_costly(matcher: Any) -> bool:
+    """Say whether a matcher ran into its limits; some of these it calls an internal error."""
+    return matcher.is_error() and (
+        matcher.stop_reason() in _TOO_COSTLY
+        or (matcher.stop_reason() == "InternalError" and "max is" in matcher.get_error())
+    )
 
 
 def _quoted(text: str) -> str:

@@ -27,7 +27,9 @@ _MOST_PROPERTIES: Final = 5000
 _MOST_CHOICES: Final = 10000
 _MOST_TAGS: Final = 256
 _BRACKETS: Final = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
-_REMARKS: Final = frozenset({"$schema", "$id", "$comment", "title", "description", "examples", "default"})
+_LITERALS: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+"""Of a pattern: escapes and classes."""
+_REPEATED: Final = re.compile(r"[*+?}]\*")
 _NAMES: Final = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 """Keywords whose objects have names of the client's choice for keys."""
 _VALUES: Final = frozenset({"const", "enum", "default", "examples"})
@@ -94,6 +96,12 @@ def check_schema(kind: str, schema: Any) -> None:
         raise invalid(f"{kind}: {choices} values of enum are more than are taken, {_MOST_CHOICES}")
 
 
+def check_regex(pattern: str) -> None:
+    """Raise INVALID_ARG where a pattern repeats a repetition: `a**` is read otherwise than its writer meant."""
+    if _REPEATED.search(_LITERALS.sub("x", pattern)):
+        raise invalid("regex: it repeats a repetition (such as a**); put what is meant in parentheses")
+
+
 def schemas_of(schema: Any) -> Iterator[tuple[str, Any]]:
     """Go through a schema and all that are in it, each with its path. The nesting was checked."""
     left: list[tuple[str, Any]] = [("", schema)]
@@ -111,23 +119,6 @@ def schemas_of(schema: Any) -> Iterator[tuple[str, Any]]:
                 left.append((f"{path}.{key}", value))
             elif isinstance(value, list):
                 left.extend((f"{path}.{key}[{at}]", inner) for at, inner in enumerate(value) if isinstance(inner, dict))
-
-
-def allows_anything(schema: Any) -> bool:
-    """Say whether a schema allows all JSON there is."""
-    return schema is True or (isinstance(schema, dict) and set(schema) <= _REMARKS)
-
-
-def allows_any_object(schema: Any) -> bool:
-    """Say whether a schema allows all objects, and objects alone."""
-    return (
-        isinstance(schema, dict)
-        and schema.get("type") == "object"
-        and set(schema) <= _REMARKS | {"type", "properties", "required", "additionalProperties"}
-        and not schema.get("properties")
-        and not schema.get("required")
-        and schema.get("additionalProperties", True) in (True, {})
-    )
 
 
 def read_choices(text: str) -> list[str]:

@@ -3,36 +3,18 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import tokenizers
-import transformers
 
 from headrace_backends.llm.chat_content import takes_parts
 from headrace_backends.llm.text_codec import HfTextCodec
 from headrace_protocol.errors import ErrorCode, InferError
 from headrace_protocol.generation import ChatPrompt
-from language_models import byte_tokenizer
+from language_models import byte_tokenizer, sentencepiece_tokenizer
 
 TEXT = "hello, wörld 🙂 \x00€\n"
 
 
 def codec(**more) -> HfTextCodec:
     return HfTextCodec(byte_tokenizer(), 300, **more)
-
-
-def with_byte_fallback() -> transformers.PreTrainedTokenizerFast:
-    """As SentencePiece's tokenizers are: a letter for the space, and a token for each byte."""
-    pieces = ["<unk>", "<s>", "</s>", *[f"<0x{byte:02X}>" for byte in range(256)], "▁", "a", "b", "▁a"]
-    backend = tokenizers.Tokenizer(
-        tokenizers.models.BPE(
-            {piece: at for at, piece in enumerate(pieces)}, [("▁", "a")], byte_fallback=True, unk_token="<unk>"
-        )
-    )
-    backend.normalizer = tokenizers.normalizers.Replace(" ", "▁")
-    steps = tokenizers.decoders
-    backend.decoder = steps.Sequence([steps.Replace("▁", " "), steps.ByteFallback(), steps.Fuse()])
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
-    )
 
 
 def refused(call, *arguments, **more) -> str:
@@ -42,7 +24,7 @@ def refused(call, *arguments, **more) -> str:
     return caught.value.message
 
 
-@pytest.mark.parametrize("tokenizer", [byte_tokenizer, with_byte_fallback])
+@pytest.mark.parametrize("tokenizer", [byte_tokenizer, sentencepiece_tokenizer])
 def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(tokenizer):
     made = HfTextCodec(tokenizer(), 300)
     tokens = made.encode(TEXT, add_special_tokens=False)
@@ -50,7 +32,7 @@ def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(tokenizer):
     assert made.decode(tokens, skip_special_tokens=True) == TEXT
 
 
-@pytest.mark.parametrize(("tokenizer", "special"), [(byte_tokenizer, 258), (with_byte_fallback, 2)])
+@pytest.mark.parametrize(("tokenizer", "special"), [(byte_tokenizer, 258), (sentencepiece_tokenizer, 2)])
 def test_special_tokens_have_no_bytes(tokenizer, special):
     made = HfTextCodec(tokenizer(), 300)
     assert made.token_bytes(special) is None
