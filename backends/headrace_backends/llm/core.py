@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from headrace_backends.llm.admission import Refusal, RefusalReason
+from headrace_backends.llm.beam_searches import BeamSearches, problem_of
 from headrace_backends.llm.detokenizer import Detokenizer, GenerationText, Tokenizer
 from headrace_backends.llm.grammar import GrammarSource
 from headrace_backends.llm.ngram import Drafter
@@ -50,6 +51,7 @@ class EngineCore:
         self._drafter = drafter
         self._grammars = grammars
         self._tellings: dict[str, _Telling] = {}
+        self._searches = BeamSearches()
 
     def __len__(self) -> int:
         """Return how many generations wait or run."""
@@ -57,20 +59,36 @@ class EngineCore:
 
     def add(self, *requests: GenerationRequest) -> Refusal | None:
         """Take requests and, for n > 1, their choices (`request.child_id` names them); all or none. Return why not."""
-        choices = [self._with_text(choice) for request in requests for choice in choices_of(request)]
+        for request in requests:
+            if self._searches.get(request.id) is not None:
+                return Refusal(RefusalReason.INVALID, f"a request with the id {request.id!r} is under way")
+            if request.beam is not None and (problem := problem_of(request, request.beam)) is not None:
+                return Refusal(RefusalReason.INVALID, problem)
         if self._grammars is None and any(request.structured is not None for request in requests):
             return Refusal(RefusalReason.INVALID, "this model's engine cannot keep its text to a schema or a grammar")
+        choices = [choice for request in requests for choice in self._entering(request)]
         refused = self.scheduler.add(*choices)
         if refused is None:
             for choice in choices:
                 if choice.structured is not None and self._grammars is not None:
                     choice.compilation = self._grammars.compile(choice.structured)
-                logprobs = choice.params.logprobs
-                self._tellings[choice.id] = _Telling(None if logprobs is None else 0.0)
+                self._begin_telling(choice)
+        else:
+            for request in requests:
+                self._searches.end(request.id, FinishReason.ABORT)
         return refused
 
+    def get(self, request_id: str) -> GenerationRequest | None:
+        """Return a generation that was asked for and has not ended, by its id."""
+        return self._searches.get(request_id) or self.scheduler.get(request_id)
+
     def abort(self, request_id: str, now_ns: int, reason: FinishReason = FinishReason.ABORT) -> GenerationOutput | None:
-        """End one generation at any time; return its last output, or None if it is not there."""
+        """End one generation at any time; return its last output, or None if it is not there.
+
+        A beam search ends with any of its texts, and tells nothing of the others.
+        """
+        if self._searches.get(request_id) is not None:
+            return self._abort_search(request_id, now_ns, reason)
         request = self.scheduler.abort(request_id, now_ns, reason)
         return None if request is None else self._output(Progress(request))
 
@@ -94,13 +112,13 @@ class EngineCore:
 
     def update(self, step: SchedulerOutput, results: Sequence[StepResult], now_ns: int) -> list[GenerationOutput]:
         """Take a step's results; return what is new of each generation that has something new."""
-        outputs = self._outputs(self.scheduler.update(step, results, now_ns))
+        outputs = self._outputs(self.scheduler.update(step, results, now_ns), now_ns)
         self._draft()
         return outputs
 
     def fail(self, step: SchedulerOutput, message: str, now_ns: int) -> list[GenerationOutput]:
         """Take that a step could not be computed; return the last outputs of those that end by it."""
-        return self._outputs(self.scheduler.fail(step, message, now_ns))
+        return self._outputs(self.scheduler.fail(step, message, now_ns), now_ns)
 
     def check_integrity(self) -> None:
         """Assert what must hold between any two calls."""
@@ -138,12 +156,42 @@ class EngineCore:
         if self._drafter is not None:
             self._drafter.forget(request.id)
 
-    def _outputs(self, progress: list[Progress]) -> list[GenerationOutput]:
-        return [
+    def _outputs(self, progress: list[Progress], now_ns: int) -> list[GenerationOutput]:
+        outputs = [
             self._output(change)
             for change in progress
             if change.token_ids or change.request.finished or self._prompt_logprobs_due(change.request)
         ]
+        if not self._searches:
+            return outputs
+        outputs, following, failed = self._searches.absorb(outputs)
+        for request in failed:
+            self._drop(request, now_ns)
+        self.scheduler.add_in_place(*following)
+        for request in following:
+            self._begin_telling(request)
+        return outputs
+
+    def _entering(self, request: GenerationRequest) -> list[GenerationRequest]:
+        """Return what is scheduled for a request: its choices, or the beginning of its beam search."""
+        choices = [self._with_text(choice) for choice in choices_of(request)]
+        if request.beam is None:
+            return choices
+        return [self._searches.begin(choices, request.beam, self.scheduler.config.max_model_len)]
+
+    def _begin_telling(self, request: GenerationRequest) -> None:
+        self._tellings[request.id] = _Telling(None if request.params.logprobs is None else 0.0)
+
+    def _abort_search(self, request_id: str, now_ns: int, reason: FinishReason) -> GenerationOutput:
+        for request in self._searches.steps_of(request_id):
+            self._drop(request, now_ns)
+        told = self._searches.end(request_id, reason)
+        return next(output for output in told if output.request_id == request_id)
+
+    def _drop(self, request: GenerationRequest, now_ns: int) -> None:
+        """End a request of which nobody is told."""
+        self.scheduler.abort(request.id, now_ns)
+        self._forget(request)
 
     def _prompt_logprobs_due(self, request: GenerationRequest) -> bool:
         return (

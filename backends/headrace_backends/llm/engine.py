@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace_backends.llm.beam import BeamRules
 from headrace_backends.llm.output import GenerationOutput
 from headrace_backends.llm.sampling_params import SamplingParams
 from headrace_protocol.errors import InferError
@@ -52,6 +53,8 @@ class EngineCall:
     seed: int = 0
     """Of the first choice where `params` has none: chosen at random by the backend."""
     structured: StructuredOutput | None = None
+    beam: BeamRules | None = None
+    """Beam search in place of sampling; the `n` best texts of each prompt are told, at the end."""
     priority: int = 0
     cache_salt: str | None = None
     adapter: str | None = None

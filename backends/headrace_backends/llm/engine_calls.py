@@ -57,7 +57,7 @@ class CallBook:
     def open(self, call: EngineCall, requests: Sequence[GenerationRequest], core: EngineCore) -> None:
         """Take note of a call whose requests the core has just taken, all their choices too."""
         ids = (child_id(request.id, at) for request in requests for at in range(request.params.n))
-        choices = [request for name in ids if (request := core.scheduler.get(name)) is not None]
+        choices = [request for name in ids if (request := core.get(name)) is not None]
         self._calls[call.number] = _Open(choices, len(choices), call.embed)
 
     def close(self, number: int) -> list[str]:

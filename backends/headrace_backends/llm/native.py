@@ -172,6 +172,7 @@ class NativeEngine:
                 lora=call.adapter,
                 index=at * params.n,
                 structured=call.structured,
+                beam=call.beam,
                 reasoning=self._reasoning,
                 pooling="mean" if pooling == "mean" else None if pooling is None else "last",
             )

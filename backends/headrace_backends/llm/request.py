@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, Protocol
 
+from headrace_backends.llm.beam import BeamRules
 from headrace_backends.llm.grammar import Grammar, GrammarState, ReasoningMarks
 from headrace_backends.llm.logprobs import PromptLogprobs
 from headrace_backends.llm.sampling_params import SamplingParams
@@ -79,6 +80,10 @@ class GenerationRequest:
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     """`params.bad_words` as tokens."""
     text: TextOutput | None = None
+    beam: BeamRules | None = None
+    """Of a request for a beam search, which is never scheduled itself: see `beam_searches`."""
+    places: int = 1
+    """How many places in the order of arrival it takes: the others are for requests that go on with it."""
     structured: StructuredOutput | None = None
     """What its text has to be."""
     reasoning: ReasoningMarks | None = None

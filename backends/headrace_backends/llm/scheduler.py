@@ -94,16 +94,21 @@ class Scheduler:
         if refused is not None:
             return refused
         for request in requests:
+            request.order = self._arrivals
+            self._arrivals += request.places
+        self.add_in_place(*requests)
+        return None
+
+    def add_in_place(self, *requests: GenerationRequest) -> None:
+        """Take requests that go on with one that was taken: they come with an `order`, and no limit of the queue holds."""
+        for request in requests:
             room = self.config.max_model_len - request.num_prompt_tokens
             wanted = request.params.max_tokens
             request.max_tokens = room if wanted is None else min(wanted, room)
-            request.order = self._arrivals
-            self._arrivals += 1
             self._requests[request.id] = request
             if request.structured is not None:
                 request.status = Status.WAITING_FOR_GRAMMAR
             self._waiting.push(request)
-        return None
 
     def settle(self, marks: ReasoningMarks | None, now_ns: int) -> list[GenerationRequest]:
         """Let requests run whose grammar is compiled; return those that end because theirs cannot be.
