@@ -10,16 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import torch
 
-from headrace_backends.llm.admission import SchedulerConfig
 from headrace_backends.llm.block_manager import BlockManager
 from headrace_backends.llm.cache_size import cache_size
 from headrace_backends.llm.core import EngineCore
 from headrace_backends.llm.draft_setup import Drafting
 from headrace_backends.llm.engine import EngineCall, EngineStats, Listener
 from headrace_backends.llm.engine_loop import EngineLoop
+from headrace_backends.llm.engine_setup import cache_config_of, limits_of, lora_modules_of, requests_of
 from headrace_backends.llm.grammar import ReasoningMarks
 from headrace_backends.llm.grammar_compiler import GrammarCompiler
 from headrace_backends.llm.grammar_source import grammars_of, marks_of
@@ -27,17 +26,15 @@ from headrace_backends.llm.kv_cache import bytes_per_block, takes_eight_bits
 from headrace_backends.llm.loading import LoadedModel, load
 from headrace_backends.llm.lora import LoraAdapters, LoraRunner
 from headrace_backends.llm.model_card import card_of
-from headrace_backends.llm.request import GenerationRequest, child_seed
+from headrace_backends.llm.request import GenerationRequest
 from headrace_backends.llm.runner import TorchRunner, cached_shapes
 from headrace_backends.llm.scheduler import Scheduler
 from headrace_backends.llm.settings import Settings, parse
 from headrace_backends.llm.text_codec import HfTextCodec
-from headrace_backends.llm.waiting import Policy
 from headrace_protocol.errors import invalid, unsupported
 from headrace_protocol.generation import ModelCard
 
 _LOG: Final = logging.getLogger(__name__)
-_BATCHED_TOKENS: Final = 2048
 
 
 class NativeEngine:
@@ -66,7 +63,7 @@ class NativeEngine:
                 f"max_model_len: {settings.max_model_len} tokens are more than the model was made for, {loaded.max_model_len}"
             )
         drafting = Drafting(settings.speculative_config, loaded, settings.block_size, self._device)
-        adapters = LoraAdapters(loaded.model, _lora_modules(settings), settings.max_lora_rank)
+        adapters = LoraAdapters(loaded.model, lora_modules_of(settings), settings.max_lora_rank)
         block_bytes = bytes_per_block(
             cached_shapes(loaded.model),
             settings.block_size,
@@ -85,7 +82,7 @@ class NativeEngine:
         )
         try:
             scheduler = Scheduler(
-                _limits(settings, length, loaded.vocab_size),
+                limits_of(settings, length, loaded.vocab_size),
                 BlockManager(blocks, settings.block_size, prefix_caching=settings.enable_prefix_caching),
             )
             drafter = drafting.drafter(blocks, length)
@@ -97,7 +94,7 @@ class NativeEngine:
             listener,
             self._requests,
             prepare=lambda: torch.set_num_threads(self._threads),  # a setting of each thread's own
-            cache_config=_cache_config(settings, blocks),
+            cache_config=cache_config_of(settings, blocks),
         )
         self._loop.start()
 
@@ -149,35 +146,7 @@ class NativeEngine:
             self._grammars.close()
 
     def _requests(self, call: EngineCall) -> Sequence[GenerationRequest]:
-        """Return one request of each prompt.
-
-        Where the client gave a seed, each prompt begins at it. Where the settings have one, the same calls in the same
-        order get the same tokens.
-        """
-        params = call.params
-        if call.embed:
-            params = msgspec.structs.replace(params, n=1, max_tokens=0, min_tokens=0, detokenize=False, stop=())
-        seed = call.seed if self._settings.seed is None else child_seed(self._settings.seed, call.number)
-        pooling = self._settings.pooling if call.embed else None
-        return [
-            GenerationRequest(
-                id=f"{call.number}.{at}",
-                prompt_token_ids=prompt,
-                params=params,
-                seed=child_seed(seed, at * params.n) if params.seed is None else params.seed,
-                eos_token_ids=self._eos,
-                arrival_ns=call.arrival_ns,
-                priority=call.priority,
-                cache_salt=call.cache_salt,
-                lora=call.adapter,
-                index=at * params.n,
-                structured=call.structured,
-                beam=call.beam,
-                reasoning=self._reasoning,
-                pooling="mean" if pooling == "mean" else None if pooling is None else "last",
-            )
-            for at, prompt in enumerate(call.prompts)
-        ]
+        return requests_of(call, self._settings, self._eos, self._reasoning)
 
 
 def _refuse_what_is_not_here(settings: Settings) -> None:
@@ -190,38 +159,3 @@ def _refuse_what_is_not_here(settings: Settings) -> None:
     if settings.quantization is not None:
         raise unsupported(f"quantization: '{settings.quantization}' is not among what this engine does")
     takes_eight_bits(settings.kv_cache_dtype)
-
-
-def _cache_config(settings: Settings, blocks: int) -> Mapping[str, str]:
-    return {
-        "block_size": str(settings.block_size),
-        "num_gpu_blocks": str(blocks),
-        "cache_dtype": settings.kv_cache_dtype,
-        "enable_prefix_caching": str(settings.enable_prefix_caching),
-    }
-
-
-def _lora_modules(settings: Settings) -> Mapping[str, Path]:
-    if settings.enable_lora or not settings.lora_modules:
-        return settings.lora_modules
-    _LOG.warning("adapters are not loaded, as enable_lora is not true: %s", ", ".join(settings.lora_modules))
-    return {}
-
-
-def _limits(settings: Settings, length: int, vocab_size: int) -> SchedulerConfig:
-    tokens = settings.max_num_batched_tokens
-    if tokens is None:
-        tokens = max(_BATCHED_TOKENS, settings.max_num_seqs, 0 if settings.enable_chunked_prefill else length)
-    return SchedulerConfig(
-        max_model_len=length,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=tokens,
-        policy=Policy(settings.scheduling_policy),
-        chunked_prefill=settings.enable_chunked_prefill,
-        long_prefill_token_threshold=settings.long_prefill_token_threshold,
-        reserve_full_prompt=settings.scheduler_reserve_full_isl,
-        watermark=settings.watermark,
-        max_num_queued_reqs=settings.max_num_queued_reqs,
-        max_num_queued_tokens=settings.max_num_queued_tokens,
-        vocab_size=vocab_size,
-    )
