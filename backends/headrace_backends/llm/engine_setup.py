@@ -83,6 +83,7 @@ def requests_of(
             lora=call.adapter,
             index=at * params.n,
             structured=call.structured,
+            beam=call.beam,
             reasoning=reasoning,
             pooling="mean" if pooling == "mean" else None if pooling is None else "last",
         )
