@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace_backends.llm.beam import BeamRules
 from headrace_backends.llm.logprobs import PromptLogprobs
 from headrace_backends.llm.output import GenerationOutput
 from headrace_backends.llm.sampling_params import SamplingParams
@@ -47,6 +48,8 @@ class AskedCall:
     priority: int = 0
     cache_salt: str | None = None
     adapter: str | None = None
+    beam: BeamRules | None = None
+    """Beam search in place of sampling."""
     embed: bool = False
     dimensions: int | None = None
     normalize: bool = True

@@ -119,6 +119,7 @@ class LlmBackend:
                 priority=asked.priority,
                 cache_salt=asked.cache_salt,
                 adapter=asked.adapter,
+                beam=asked.beam,
                 embed=asked.embed,
             )
         )

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from headrace_backends.llm.asked_call import AskedCall, AskedPrompt
+from headrace_backends.llm.beam import MAX_WIDTH, BeamRules
 from headrace_backends.llm.engine import TextCodec
 from headrace_backends.llm.events import Spelling
 from headrace_backends.llm.parsing import ParamLimits, parse
@@ -30,6 +31,7 @@ MAX_SPEC: Final = 1 << 20
 """Characters of the description of a structured output."""
 LONGEST_TOKEN: Final = 128
 """Characters: a text of more than so many times the model's length does not fit, and is not looked at."""
+MAX_LENGTH_PENALTY: Final = 10.0
 MAX_PRIORITY: Final = (1 << 31) - 1
 _BRACKETS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 _UNCHECKED: Final = ("cache_salt", "adapter")
@@ -78,6 +80,7 @@ class CallReader:
             priority=call.priority,
             cache_salt=call.cache_salt,
             adapter=call.adapter,
+            beam=None if call.beam_width is None else BeamRules(call.beam_width, call.length_penalty),
             embed=call.task == "embed",
             dimensions=call.dimensions,
             normalize=call.normalize,
@@ -126,13 +129,26 @@ class CallReader:
         if call.structured is not None and len(call.structured.spec) > MAX_SPEC:
             raise wrong("structured", f"a description of more than {MAX_SPEC} characters")
         if call.beam_width is not None:
-            raise wrong("beam_width", "this engine has no beam search", unsupported=True)
+            self._check_beam(call, call.beam_width)
         if call.dimensions is not None and not 1 <= call.dimensions <= max(1, self._card.embedding_width):
             width = self._card.embedding_width
             raise wrong("dimensions", f"expected an integer from 1 to {width}, got {call.dimensions}")
 
+    def _check_beam(self, call: GenerationCall, width: int) -> None:
+        if self._card.engine != "headrace":
+            raise wrong("beam_width", f"the engine {self._card.engine} has no beam search here", unsupported=True)
+        if not 1 <= width <= MAX_WIDTH:
+            raise wrong("beam_width", f"expected an integer from 1 to {MAX_WIDTH}, got {width}")
+        if call.best_of is not None:
+            raise wrong("best_of", "a beam search has no best_of: beam_width says of how many texts the best are told")
+        if not -MAX_LENGTH_PENALTY <= call.length_penalty <= MAX_LENGTH_PENALTY:
+            limit = MAX_LENGTH_PENALTY
+            raise wrong("length_penalty", f"expected a number from {-limit} to {limit}, got {call.length_penalty}")
+
     def _params(self, call: GenerationCall, *, texts: bool) -> SamplingParams:
-        given = {**self._card.sampling_defaults, **{k: v for k, v in call.sampling.items() if v is not None}}
+        # What a model's makers recommend is for sampling; a search would refuse their penalties.
+        defaults = self._card.sampling_defaults if call.beam_width is None else {}
+        given = {**defaults, **{k: v for k, v in call.sampling.items() if v is not None}}
         limits = ParamLimits(
             vocab_size=self._card.vocab_size, max_logprobs=self._card.max_logprobs, allow_no_tokens=True, texts=texts
         )

@@ -10,6 +10,7 @@ import peft
 import pytest
 import torch
 
+from headrace_backends.llm.beam import BeamRules
 from headrace_backends.llm.engine import EngineCall, Told
 from headrace_backends.llm.native import NativeEngine
 from headrace_backends.llm.sampling_params import SamplingParams
@@ -24,10 +25,12 @@ class Heard:
     """Hears an engine until a call has ended."""
 
     def __init__(self) -> None:
+        self.news: list[Told] = []
         self.tokens: dict[int, list[int]] = {}
         self.ended: dict[int, threading.Event] = {}
 
     def told(self, news: list[Told]) -> None:
+        self.news.extend(news)
         for each in news:
             assert each.error is None, each.error
             self.tokens.setdefault(each.number, []).extend(t for output in each.outputs for t in output.token_ids)
@@ -38,13 +41,18 @@ class Heard:
         raise AssertionError(error)
 
 
+def opened(version, settings: dict) -> tuple[NativeEngine, Heard]:
+    common = {"model": "base", "dtype": "float32", "max_model_len": 128, "num_gpu_blocks_override": 80}
+    engine, heard = NativeEngine(version, common | settings, threads=1, device="cpu"), Heard()
+    engine.open(heard)
+    return engine, heard
+
+
 def run(
     version, settings: dict, adapters: list[str | None], temperature: float = 0
 ) -> tuple[list[list[int]], NativeEngine]:
     """Continue the prompt once with each adapter, all at once; return the tokens and the closed engine."""
-    common = {"model": "base", "dtype": "float32", "max_model_len": 128, "num_gpu_blocks_override": 80}
-    engine, heard = NativeEngine(version, common | settings, threads=1, device="cpu"), Heard()
-    engine.open(heard)
+    engine, heard = opened(version, settings)
     try:
         params = SamplingParams(temperature=temperature, max_tokens=COUNT, ignore_eos=True)
         for number, adapter in enumerate(adapters):
@@ -118,3 +126,18 @@ def test_a_draft_model_of_other_tokens_is_refused(version) -> None:
     with pytest.raises(InferError, match="token 509 is None for the first and 'w509' for the second") as caught:
         run(version, {"speculative_config": {"model": "other_words"}}, [])
     assert caught.value.code is ErrorCode.INVALID_ARG
+
+
+def test_a_beam_search_is_told_once_at_its_end(version, plain) -> None:
+    engine, heard = opened(version, {"enable_lora": True})
+    try:
+        params = SamplingParams(n=2, max_tokens=COUNT, ignore_eos=True)
+        heard.ended[0] = threading.Event()
+        engine.submit(EngineCall(0, (PROMPT,), params, 0, beam=BeamRules(3)))
+        assert heard.ended[0].wait(60)
+    finally:
+        engine.close()
+    assert len(heard.news) == 1, heard.news
+    (news,) = heard.news
+    assert [(output.index, len(output.token_ids)) for output in news.outputs] == [(0, COUNT), (1, COUNT)]
+    assert news.scheduled_ns is not None and news.first_token_ns is not None
