@@ -50,6 +50,8 @@ class SchedulerConfig:
     max_num_queued_reqs: int | None = 2048
     """None is no limit, here and below."""
     max_num_queued_tokens: int | None = None
+    max_loras: int | None = None
+    """Different adapters that run at once."""
     vocab_size: int | None = None
 
     def problems(self, num_usable_blocks: int, block_size: int) -> list[str]:
@@ -76,7 +78,7 @@ class SchedulerConfig:
             found.append(f"watermark: expected a part from 0 to below 1, got {self.watermark}")
         found.extend(
             f"{name}: expected 1 at least, got {limit}"
-            for name in ("max_num_queued_reqs", "max_num_queued_tokens")
+            for name in ("max_num_queued_reqs", "max_num_queued_tokens", "max_loras")
             if (limit := getattr(self, name)) is not None and limit < 1
         )
         return found

@@ -35,6 +35,7 @@ def limits_of(settings: Settings, length: int, vocab_size: int) -> SchedulerConf
         watermark=settings.watermark,
         max_num_queued_reqs=settings.max_num_queued_reqs,
         max_num_queued_tokens=settings.max_num_queued_tokens,
+        max_loras=settings.max_loras,
         vocab_size=vocab_size,
     )
 

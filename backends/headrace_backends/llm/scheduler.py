@@ -299,7 +299,7 @@ class Scheduler:
         return [] if entry is None else [entry]
 
     def _try_admit(self, request: GenerationRequest, budget: int, now_ns: int) -> ScheduledRequest | None:
-        if len(self._running) >= self.config.max_num_seqs:
+        if len(self._running) >= self.config.max_num_seqs or self._too_many_adapters(request):
             return None
         cached = self._lookup(request)
         hit = len(cached) * self.blocks.block_size
@@ -325,6 +325,13 @@ class Scheduler:
         request.status = Status.RUNNING
         self._running.append(request)
         return self._commit(request, count)
+
+    def _too_many_adapters(self, request: GenerationRequest) -> bool:
+        most = self.config.max_loras
+        if most is None or request.lora is None:
+            return False
+        there = {running.lora for running in self._running} - {None, request.lora}
+        return len(there) >= most
 
     def _lookup(self, request: GenerationRequest) -> list[int]:
         params = request.params

@@ -186,3 +186,19 @@ def test_a_tokenizer_that_fails_ends_its_request_alone() -> None:
 
 def test_bad_words_are_banned_at_the_start_and_after_a_space() -> None:
     assert bad_word_ids(("ab", "c"), ByteTokenizer()) == ((0, 1), (4, 0, 1), (12,), (4, 12))
+
+
+def test_only_so_many_adapters_run_at_once_and_each_request_ends() -> None:
+    engine = Engine(max_num_seqs=8, max_loras=2)
+    asked = [
+        GenerationRequest(f"r{at}", PROMPT, SamplingParams(max_tokens=4), at, lora="abcd"[at // 2]) for at in range(8)
+    ]
+    asked.append(GenerationRequest("none", PROMPT, SamplingParams(max_tokens=4), 9))
+    for request in asked:
+        assert engine.core.add(request) is None
+    seen = set()
+    while len(engine.core):
+        engine.step()
+        seen.add(len({request.lora for request in engine.scheduler.running} - {None}))
+    assert max(seen) == 2
+    assert all(request.finish_reason is FinishReason.LENGTH for request in asked)
