@@ -45,6 +45,12 @@ class Endpoint(enum.Enum):
     OPENAI_MODEL = ("openai", 2, "GET")
     COMPLETIONS = ("openai", 3, "POST")
     CHAT_COMPLETIONS = ("openai", 4, "POST")
+    EMBEDDINGS = ("openai", 5, "POST")
+    RERANK = ("openai", 6, "POST")
+    RERANK_V2 = ("openai", 7, "POST")
+    SCORE = ("openai", 8, "POST")
+    TOKENIZE = ("openai", 9, "POST")
+    DETOKENIZE = ("openai", 10, "POST")
 
     def __init__(self, kind: str, _number: int, *methods: str) -> None:
         self.kind = kind
@@ -109,6 +115,14 @@ PATHS: Final[Mapping[str, Endpoint]] = {
     "/v1/models/{model}": Endpoint.OPENAI_MODEL,
     "/v1/completions": Endpoint.COMPLETIONS,
     "/v1/chat/completions": Endpoint.CHAT_COMPLETIONS,
+    "/v1/embeddings": Endpoint.EMBEDDINGS,
+    "/v1/rerank": Endpoint.RERANK,
+    "/rerank": Endpoint.RERANK,
+    "/v2/rerank": Endpoint.RERANK_V2,
+    "/v1/score": Endpoint.SCORE,
+    "/score": Endpoint.SCORE,
+    "/tokenize": Endpoint.TOKENIZE,
+    "/detokenize": Endpoint.DETOKENIZE,
 }
 """Every path of the door. A segment in braces stands for any one that is not empty; the first that matches counts."""
 

@@ -8,7 +8,10 @@ from typing import Final
 from headrace.clock import Clock
 from headrace.gateway.http.openai.chat import Chat
 from headrace.gateway.http.openai.completions import Completions
+from headrace.gateway.http.openai.embeddings import Embeddings
 from headrace.gateway.http.openai.models import Models
+from headrace.gateway.http.openai.rerank import Rerank, Score
+from headrace.gateway.http.openai.tokens import Detokenize, Tokenize
 from headrace.gateway.http.request import Handler
 from headrace.gateway.http.routes import Endpoint
 from headrace.planes import DataPlane
@@ -22,4 +25,10 @@ class OpenAIEndpoints:
             **Models(data, clock).handlers,
             Endpoint.COMPLETIONS: Handler(stream=Completions(data, clock)),
             Endpoint.CHAT_COMPLETIONS: Handler(stream=Chat(data, clock)),
+            Endpoint.EMBEDDINGS: Handler(stream=Embeddings(data, clock)),
+            Endpoint.RERANK: Handler(stream=Rerank(data, clock)),
+            Endpoint.RERANK_V2: Handler(stream=Rerank(data, clock, returns_documents=False)),
+            Endpoint.SCORE: Handler(stream=Score(data, clock)),
+            Endpoint.TOKENIZE: Handler(stream=Tokenize(data, clock)),
+            Endpoint.DETOKENIZE: Handler(stream=Detokenize(data, clock)),
         }

@@ -20,6 +20,7 @@ from headrace.gateway.http.openapi.schema import (
     reference,
 )
 from headrace.gateway.http.openapi.tensors import inference_schemas
+from headrace.gateway.http.openapi.texts import text_schemas
 from headrace.observability.trace_settings import COUNTS, LEVELS, LOG_FREQUENCIES, MODE, OFF, RATES
 from headrace.types import CudaRegion, IndexEntry, ModelMetadata, ServerMetadata, SystemRegion
 from headrace_protocol._generated import grpc_service_pb2, model_config_pb2
@@ -34,6 +35,7 @@ def schemas() -> dict[str, Schema]:
         "Error": exact_object({"error": described(_TEXT, "What is wrong, in a sentence.")}, ("error",)),
         **inference_schemas(),
         **language_schemas(),
+        **text_schemas(),
         **_of_repository(),
         **_of_memory(),
         **_of_settings(),

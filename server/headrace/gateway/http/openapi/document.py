@@ -87,8 +87,13 @@ def _describe(operation: Operation, path: str, first: str) -> Schema:
     in_path = _PARAMETER_OF_A_PATH.findall(path)
     more = [name for name in in_path if name not in _PARAMETER_OF_A_PATH.findall(first)]
     codings = ("Accept-Encoding",) if operation.codings else ()
+    name = operation.name
+    if more:
+        name += f"_of_{more[-1]}"
+    elif path.count("/") != first.count("/"):  # the same without a version in front
+        name += "_unversioned"
     described: Schema = {
-        "operationId": f"{operation.name}_of_{more[-1]}" if more else operation.name,
+        "operationId": name,
         "summary": operation.summary,
         "parameters": [parameter(name) for name in (*in_path, *operation.headers, *codings)],
     }

@@ -20,6 +20,7 @@ from headrace.gateway.http.openapi.parts import (
     takes_tensors,
 )
 from headrace.gateway.http.openapi.schema import Schema, array_of, reference
+from headrace.gateway.http.openapi.text_operations import TEXTS
 from headrace.gateway.http.routes import Endpoint
 
 _OF_A_MODEL: Final = (400, 404, 503)
@@ -219,5 +220,6 @@ OPERATIONS: Final[Mapping[tuple[Endpoint, str], Operation]] = {
     **_memory("Cuda", _CUDA, examples.REGISTER_CUDA),
     **_SETTINGS,
     **LANGUAGE,
+    **TEXTS,
 }
 """By endpoint and method."""
