@@ -15,11 +15,12 @@ from typing import Any
 import aiohttp
 
 from echo_planes import EchoDataPlane
+from headrace.gateway.http.settings import HttpSettings
 from headrace.planes import Cancellable, Outcome
-from headrace.types import InferenceRequest, InferenceResponse, OutputTensor
+from headrace.types import LATEST, InferenceRequest, InferenceResponse, OutputTensor
 from headrace_protocol import datatype as dt
 from headrace_protocol._generated import model_config_pb2
-from headrace_protocol.errors import InferError
+from headrace_protocol.errors import InferError, not_found
 from headrace_protocol.generation import (
     CALL_DECODER,
     CALL_INPUT,
@@ -114,6 +115,8 @@ class LanguagePlane(EchoDataPlane):
     def model_config(self, name: str, version: int) -> model_config_pb2.ModelConfig:
         if name not in self.cards:
             return super().model_config(name, version)
+        if version not in (LATEST, 1):
+            raise not_found(f"model '{name}' has no version {version}")
         card = ENCODER.encode(self.cards[name]).decode()
         parameters = {CARD_PARAMETER: model_config_pb2.ModelParameter(string_value=card)}
         return model_config_pb2.ModelConfig(name=name, backend="llm", parameters=parameters)
@@ -168,9 +171,9 @@ def chunks(answer: tuple[int, dict[str, str], bytes]) -> list[Any]:
 
 
 @contextlib.asynccontextmanager
-async def opened() -> AsyncIterator[OpenAIDoor]:
+async def opened(settings: HttpSettings = SETTINGS) -> AsyncIterator[OpenAIDoor]:
     """Start a door; stop it when the block ends."""
-    door = OpenAIDoor(SETTINGS, LanguagePlane())
+    door = OpenAIDoor(settings, LanguagePlane())
     door.port = await door.gateway.start()
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{door.port}", auto_decompress=False) as door.client:

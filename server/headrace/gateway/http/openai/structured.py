@@ -75,7 +75,7 @@ def _read_outputs(fields: Fields) -> StructuredOutput | None:
         case []:
             raise refusal(f"'structured_outputs' has none of {', '.join(_KINDS)}", "structured_outputs")
         case ["json"]:
-            return _schema(wanted, "json")
+            return _schema(wanted, "json", text=True)
         case ["regex"]:
             return StructuredOutput("regex", wanted.needed_text("regex", MAX_PATTERN))
         case ["grammar"]:
@@ -88,10 +88,13 @@ def _read_outputs(fields: Fields) -> StructuredOutput | None:
     return StructuredOutput("structural_tag", _text_or_object(wanted, "structural_tag"))
 
 
-def _schema(fields: Fields, name: str) -> StructuredOutput:
+def _schema(fields: Fields, name: str, *, text: bool = False) -> StructuredOutput:
+    """Return the wish for what fits a schema, which may come as JSON text where `text` says so."""
     value = fields.any(name)
     if isinstance(value, bool):  # true allows everything, false nothing
         return StructuredOutput("json_schema", msgspec.json.encode(value).decode())
+    if not text and not isinstance(value, dict):
+        raise fields.wrong(name, "an object", value)
     return StructuredOutput("json_schema", _text_or_object(fields, name))
 
 
