@@ -40,11 +40,16 @@ class Drafting:
         if rule is None:
             return None
         if self._draft is None:
-            return NgramDrafter(_given(NgramConfig, rule, "prompt_lookup_min", "prompt_lookup_max"))
+            return ngram_drafter(rule)
         length = min(max_model_len, self._draft.max_model_len)
         config = _given(DraftModelConfig, rule, max_model_len=length, vocab_size=self._target.vocab_size)
         runner = TorchRunner(self._draft.model, num_blocks, self._block_size, length, fuse=True)
         return DraftModelDrafter(config, runner, BlockManager(num_blocks, self._block_size))
+
+
+def ngram_drafter(rule: Speculation) -> Drafter:
+    """Return what guesses out of what was said before. Raises ValueError for settings that make no sense."""
+    return NgramDrafter(_given(NgramConfig, rule, "prompt_lookup_min", "prompt_lookup_max"))
 
 
 def check_same_tokens(tokenizer: Any, drafts: Any) -> None:

@@ -115,18 +115,12 @@ class LlgBuilder:
     """Builds grammars over one model's tokens. Thread-safe."""
 
     def __init__(self, tokenizer: Any, eos_token_ids: Iterable[int], vocab_size: int) -> None:
-        """`tokenizer` is one of transformers; `vocab_size` the width of the logits, which may be more than it knows.
+        """Read a tokenizer of transformers, or one that makes llguidance's itself (`llg_tokenizer`).
 
+        `vocab_size` is the width of the logits, which may be more than it knows.
         Raises UNSUPPORTED where llguidance cannot read the tokenizer.
         """
-        ends = sorted(eos_token_ids)
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        if backend is None:
-            raise unsupported("structured output: the model's tokenizer has no fast form")
-        try:
-            self._tokens: Final = llguidance.LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=ends or None)
-        except Exception as error:
-            raise unsupported(f"structured output: the model's tokenizer cannot be read: {_line(error)}") from error
+        self._tokens: Final = _tokens_of(tokenizer, sorted(eos_token_ids), vocab_size)
         self._added: Final = {
             token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special
         }
@@ -218,6 +212,22 @@ def _too_costly(matcher: Any) -> bool:
         matcher.stop_reason() in _TOO_COSTLY
         or (matcher.stop_reason() == "InternalError" and "max is" in matcher.get_error())
     )
+
+
+def _tokens_of(tokenizer: Any, ends: Sequence[int], vocab_size: int) -> Any:
+    """Return a tokenizer as llguidance has it."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    make = getattr(tokenizer, "llg_tokenizer", None)
+    try:
+        if make is not None:
+            return make(vocab_size, ends)
+        if backend is None:
+            raise unsupported("structured output: the model's tokenizer has no fast form")
+        return llguidance.LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=list(ends) or None)
+    except InferError:
+        raise
+    except Exception as error:
+        raise unsupported(f"structured output: the model's tokenizer cannot be read: {_line(error)}") from error
 
 
 def _quoted(text: str) -> str:

@@ -17,7 +17,7 @@ from headrace_protocol.generation import StructuredOutput
 def grammars_of(
     tokenizer: Any, eos_token_ids: Iterable[int], vocab_size: int, *, reasoning: ReasoningMarks | None = None
 ) -> GrammarCompiler:
-    """Return what compiles for a model; `tokenizer` is one of transformers. The tokens are read when they are first needed."""
+    """Return what compiles for a model; `tokenizer` is as `LlgBuilder` takes it, and read when it is first needed."""
     lock = Lock()
 
     @cache

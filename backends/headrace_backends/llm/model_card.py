@@ -34,17 +34,17 @@ def card_of(
         reasoning_format=chosen_format(settings.reasoning_parser, reasoning_format_of(template)),
         adapters=tuple(AdapterCard(name, rank) for name, rank in adapter_ranks.items()),
         aliases=settings.served_model_name,
-        sampling_defaults=sampling_defaults(settings, loaded),
+        sampling_defaults=sampling_defaults(settings, loaded.sampling_defaults),
         max_logprobs=loaded.vocab_size if settings.max_logprobs < 0 else settings.max_logprobs,
         embedding_width=int(loaded.model.config.get_text_config().hidden_size),
     )
 
 
-def sampling_defaults(settings: Settings, loaded: LoadedModel) -> dict[str, float]:
+def sampling_defaults(settings: Settings, makers: Mapping[str, float]) -> dict[str, float]:
     """Return the sampling of requests that do not say theirs, by vLLM's rule: the makers' unless the settings say otherwise."""
     found: dict[str, float] = {}
     if settings.generation_config == "auto":
-        found = dict(loaded.sampling_defaults)
+        found = dict(makers)
     elif settings.generation_config != "vllm":
         path = Path(settings.generation_config)
         path = path / "generation_config.json" if path.is_dir() else path
