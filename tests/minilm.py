@@ -53,12 +53,15 @@ class TritonPythonModel:
         ids, mask = (
             np.array([getattr(one, part) for one in encoded], np.int64) for part in ("ids", "attention_mask")
         )
-        return pb_utils.InferenceResponse([pb_utils.Tensor("ids", ids), pb_utils.Tensor("mask", mask)])
+        count = mask.sum(1, keepdims=True).astype(np.int32)
+        tensors = {{"ids": ids, "mask": mask, "count": count}}
+        return pb_utils.InferenceResponse([pb_utils.Tensor(*item) for item in tensors.items()])
 """
 _TOKENIZER_CONFIG = """
 backend: "python" max_batch_size: 32 dynamic_batching { }
 input [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]
-output [ { name: "ids" data_type: TYPE_INT64 dims: [ -1 ] }, { name: "mask" data_type: TYPE_INT64 dims: [ -1 ] } ]
+output [ { name: "ids" data_type: TYPE_INT64 dims: [ -1 ] }, { name: "mask" data_type: TYPE_INT64 dims: [ -1 ] },
+         { name: "count" data_type: TYPE_INT32 dims: [ 1 ] } ]
 instance_group [ { count: 1 kind: KIND_CPU } ]
 """
 _ENCODER_CONFIG = """
@@ -71,10 +74,13 @@ parameters { key: "pad_batch" value { string_value: "ids, mask" } }
 _ENSEMBLE = """
 platform: "ensemble" max_batch_size: %d
 input [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]
-output [ { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ 384 ] } ]
+output [ { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ 384 ] }, { name: "TOKENS" data_type: TYPE_INT32 dims: [ 1 ] } ]
+parameters { key: "task" value { string_value: "embedding" } }
+parameters { key: "token_count_output" value { string_value: "TOKENS" } }
 ensemble_scheduling { step [
   { model_name: "tokenizer" model_version: -1 input_map { key: "TEXT" value: "TEXT" }
-    output_map { key: "ids" value: "ids" } output_map { key: "mask" value: "mask" } },
+    output_map { key: "ids" value: "ids" } output_map { key: "mask" value: "mask" }
+    output_map { key: "count" value: "TOKENS" } },
   { model_name: "%s" model_version: -1 input_map { key: "ids" value: "ids" } input_map { key: "mask" value: "mask" }
     output_map { key: "%s" value: "EMBEDDING" } } ] }
 """

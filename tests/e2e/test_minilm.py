@@ -1,13 +1,18 @@
-"""A real model of sentences behind an ensemble: text goes in, a tokenizer in Python and a network make a vector of it."""
+"""A real model of sentences behind an ensemble: text goes in, a tokenizer in Python and a network make a vector of it.
+
+Asked by Triton's clients and, since its configuration says what it makes, by OpenAI's.
+"""
 
 from __future__ import annotations
 
+import base64
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import openai
 import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
@@ -101,3 +106,57 @@ def test_a_text_in_plain_json_becomes_a_vector(server: RunningServer, form: str)
     status, answer = call(server, f"/v2/models/minilm_{form}/generate", {"TEXT": text})
     assert status == 200
     assert are_alike(np.array(answer["EMBEDDING"]), vector)
+
+
+def spoken_vectors() -> dict[str, np.ndarray]:
+    """Return the known vectors, but for that of no text, of which OpenAI makes none."""
+    return {text: vector for text, vector in known_vectors().items() if text}
+
+
+def client_of(server: RunningServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none", max_retries=0)
+
+
+@pytest.mark.parametrize("encoding", [None, "base64", "float"])
+@pytest.mark.parametrize("form", FORMS)
+def test_openais_client_gets_the_vectors_that_the_package_itself_makes(
+    server: RunningServer, form: str, encoding: str | None
+) -> None:
+    known = spoken_vectors()
+    options = {} if encoding is None else {"encoding_format": encoding}
+    with client_of(server) as client:
+        answer = client.embeddings.create(model=f"minilm_{form}", input=list(known), **options)
+    vectors = [one.embedding for one in answer.data]
+    if encoding == "base64":
+        vectors = [np.frombuffer(base64.b64decode(vector), np.float32) for vector in vectors]
+    assert [one.index for one in answer.data] == list(range(len(known)))
+    assert are_alike(np.array(vectors), np.stack(list(known.values())))
+    assert answer.model == f"minilm_{form}"
+    assert answer.usage.prompt_tokens > 2 * len(known)
+
+
+def test_more_texts_than_a_batch_takes_become_vectors_in_order(server: RunningServer) -> None:
+    known = list(spoken_vectors().items())[:3]
+    with client_of(server) as client:
+        answer = client.embeddings.create(
+            model="minilm_onnx", input=[known[n % 3][0] for n in range(75)], dimensions=384
+        )
+    assert are_alike(np.array([one.embedding for one in answer.data]), np.stack([known[n % 3][1] for n in range(75)]))
+
+
+def test_documents_are_ranked_by_what_they_mean(server: RunningServer) -> None:
+    documents = ["The stock market fell today.", "A wheel that a river turns grinds the grain.", "Cats sleep all day."]
+    body = {"model": "minilm_onnx", "query": "How does a watermill work?", "documents": documents, "top_n": 2}
+    with client_of(server) as client:
+        answer = client.post("/rerank", body=body, cast_to=object)
+    assert answer["results"][0]["document"] == {"text": documents[1]}
+    assert len(answer["results"]) == 2
+
+
+def test_a_model_that_makes_no_vectors_of_texts_is_told_apart_from_an_unknown_one(server: RunningServer) -> None:
+    with client_of(server) as client:
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.embeddings.create(model="encoder_onnx", input="a")
+        with pytest.raises(openai.NotFoundError):
+            client.embeddings.create(model="nothing", input="a")
+    assert refused.value.code == "unsupported_model"
