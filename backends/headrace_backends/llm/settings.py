@@ -63,8 +63,6 @@ class Settings:
     speculative_config: Speculation | None = None
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
-    enforce_eager: bool = False
-    disable_log_stats: bool = False
     tensor_parallel_size: int = 1
     enable_lora: bool = False
     max_loras: int | None = None
