@@ -30,6 +30,7 @@ from headrace_protocol.generation import ChatPrompt, GenerationCall
 MAX_DOCUMENTS: Final = 1024
 _NAMES: Final = {
     "chat": "messages",
+    "prompts": "messages",
     "structured": "response_format",
     "beam_width": "use_beam_search",
     "adapter": "model",
