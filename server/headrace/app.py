@@ -15,11 +15,13 @@ import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import uvloop
 
 from headrace import __version__, memory
+from headrace.access.table import AccessError, AccessTable
 from headrace.cache_options import LocalCacheSettings, RedisSettings
 from headrace.clock import SystemClock
 from headrace.config import ControlMode, ServerConfig
@@ -28,6 +30,7 @@ from headrace.dataplane import EXTENSIONS, RegistryDataPlane
 from headrace.ensembles.access import MemberAccess
 from headrace.ensembles.loader import EnsembleLoader
 from headrace.gateway.address import where
+from headrace.gateway.gatekeeper import Gatekeeper
 from headrace.gateway.grpc.transport import GrpcGateway
 from headrace.gateway.http.app import HttpGateway
 from headrace.gateway.tls import refreshing
@@ -153,6 +156,15 @@ def _statistics_maker(config: ServerConfig) -> Callable[[ModelConfig], ModelStat
     return make
 
 
+def _access_table(config: ServerConfig, clock: SystemClock) -> AccessTable | None:
+    if not config.access_file:
+        return None
+    try:
+        return AccessTable(config.access_file, clock.now_ns)
+    except AccessError as error:
+        raise StartError(f"--access-file: {error}") from None
+
+
 class _Metrics:
     """Joins the registry to the metrics."""
 
@@ -221,13 +233,16 @@ class Server:
         )
         self._services.connect(self._data, self._control)
         self._loader.connect(MemberAccess(self._registry, self._tracer, self._data))
-        self._http = HttpGateway(self._data, self._control, config.http, clock)
-        self._grpc = GrpcGateway(self._data, self._control, config.grpc, clock)
+        self._access = _access_table(config, clock)
+        gatekeeper = None if self._access is None else Gatekeeper(self._access)
+        http, grpc = replace(config.http, gatekeeper=gatekeeper), replace(config.grpc, gatekeeper=gatekeeper)
+        self._http = HttpGateway(self._data, self._control, http, clock)
+        self._grpc = GrpcGateway(self._data, self._control, grpc, clock)
         traces = self._tracer if config.trace.file else None
         collector = MetricsCollector(
             _Metrics(self._registry), config.metrics, clock, traces, self._services.metrics, self._cache, limiter
         )
-        self._metrics = MetricsServer(config.metrics, collector)
+        self._metrics = MetricsServer(replace(config.metrics, gatekeeper=gatekeeper), collector)
         self._watcher = RepositoryWatcher(self._registry, repositories, config.repository_poll_secs)
         self._stop = asyncio.Event()
         self._stopping = False
@@ -289,7 +304,27 @@ class Server:
                 raise StartError(error.message) from error
             doors = (self._http.certificates, self._grpc.certificates, self._metrics.certificates)
             await stack.enter_async_context(refreshing(door for door in doors if door is not None))
+            await stack.enter_async_context(self._callers_up_to_date())
             yield
+
+    @contextlib.asynccontextmanager
+    async def _callers_up_to_date(self) -> AsyncIterator[None]:
+        """Look at the access file every second while this is open."""
+        table = self._access
+        if table is None:
+            yield
+            return
+
+        async def look() -> None:
+            while True:
+                await asyncio.sleep(1)
+                table.refresh()
+
+        task = asyncio.ensure_future(look())
+        try:
+            yield
+        finally:
+            task.cancel()
 
     async def _load(self) -> None:
         config = self._config

@@ -1,4 +1,4 @@
-"""The `headrace` command: serve, check, infer, chat, import, version. Parses words, calls the module that does the work, prints.
+"""The `headrace` command: serve, check, infer, chat, key, import, version. Parses words, calls the module that does the work, prints.
 
 Heavy modules are imported where they are needed, so that help and mistakes are answered at once.
 """
@@ -21,6 +21,7 @@ usage: headrace <command> [...]
   check    say what is wrong with a repository's models, without serving them
   infer    send one request to a server and print the answer
   chat     talk with a language model
+  key      make an API key for the file of --access-file
   import   make a model of a TorchServe archive
   version  print the version
 
@@ -45,6 +46,7 @@ def _run(words: list[str]) -> int:
         "check": _check,
         "infer": _infer,
         "chat": _chat,
+        "key": _key,
         "import": _import,
         "version": _version,
     }
@@ -109,6 +111,12 @@ def _infer(words: list[str]) -> int:
 
 def _chat(words: list[str]) -> int:
     from headrace.client.chat import run
+
+    return run(words)
+
+
+def _key(words: list[str]) -> int:
+    from headrace.access.command import run
 
     return run(words)
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.cache_options import CacheSettings, cache_settings
 from headrace.flags import ANY_USER, FLAGS, Flag, Status, boolean
@@ -19,10 +19,13 @@ from headrace.gateway.address import unix_path
 from headrace.gateway.grpc.settings import GrpcSettings
 from headrace.gateway.http.settings import HttpSettings
 from headrace.gateway.restricted import Group, by_kind
-from headrace.gateway.tls import TlsSettings
+from headrace.gateway.tls_settings import TlsSettings
 from headrace.options import UsageError, gather
 from headrace.placement_options import HostPolicies, Limits, host_policies, rate_limits
 from headrace.trace_options import TraceSettings, trace_settings
+
+if TYPE_CHECKING:  # it brings what reads files, which a mistake in an option should not wait for
+    from headrace.gateway.gatekeeper import Gatekeeper
 
 
 class ControlMode(enum.Enum):
@@ -54,6 +57,8 @@ class MetricsSettings:
     """Whether language models' figures are shown under vLLM's names too."""
     tls: TlsSettings | None = None
     """None = plain text."""
+    gatekeeper: Gatekeeper | None = None
+    """Who knows callers by their keys; None = everybody may scrape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,8 @@ class ServerConfig:
     """Everything the server is told at start-up."""
 
     id: str
+    access_file: str
+    """Who may call; "" = everybody may do everything."""
     model_repositories: tuple[str, ...]
     control_mode: ControlMode
     load_models: tuple[str, ...]
@@ -174,6 +181,7 @@ def _build(
         backend_config.setdefault(backend, {})[key] = value
     return ServerConfig(
         id=values["id"],
+        access_file=values["access-file"],
         model_repositories=values["model-repository"],
         control_mode=ControlMode(values["model-control-mode"]),
         load_models=values["load-model"],

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from headrace import classification
+from headrace.access.caller import Caller, forbidden
 from headrace.instances.loaded_model import LoadedModel
 from headrace.instances.regions import RequestRegions
 from headrace.instances.served_model import InstancePool
@@ -27,6 +28,7 @@ from headrace.types import (
 )
 from headrace_protocol._generated import grpc_service_pb2, model_config_pb2
 from headrace_protocol.errors import InferError, unavailable, unsupported
+from headrace_protocol.generation import CARD_PARAMETER
 
 _log = logging.getLogger("headrace.requests")
 
@@ -53,7 +55,7 @@ EXTENSIONS = (
 class Inference:
     """One request under way. It holds a lease on its model until it is finished or cancelled, whichever is first."""
 
-    __slots__ = ("_classes", "_done", "_model", "_plane", "pending")
+    __slots__ = ("_caller", "_classes", "_done", "_model", "_plane", "pending")
 
     def __init__(
         self,
@@ -61,8 +63,10 @@ class Inference:
         model: LoadedModel,
         classes: dict[str, int] | None,
         done: Callable[[Outcome], None],
+        caller: Caller | None,
     ) -> None:
         self._plane = plane
+        self._caller = caller
         self._model = model
         self._classes = classes
         self._done = done
@@ -71,7 +75,7 @@ class Inference:
     def finish(self, outcome: Outcome) -> None:
         """Hand the outcome over."""
         self.pending = None
-        self._plane.give_back(self._model)
+        self._plane.leave_model(self._model, self._caller)
         if self._classes is not None and isinstance(outcome, InferenceResponse):
             try:
                 outcome = _classified(self._model, self._classes, outcome)
@@ -84,7 +88,7 @@ class Inference:
         pending, self.pending = self.pending, None
         if pending is not None:
             self._model.driver.cancel(pending)
-            self._plane.give_back(self._model)
+            self._plane.leave_model(self._model, self._caller)
 
 
 class Stream:
@@ -93,7 +97,17 @@ class Stream:
     It counts what was handed over and not released yet, and holds the model back while that is too much.
     """
 
-    __slots__ = ("_classes", "_model", "_on_outcome", "_paused", "_plane", "_unread", "_unread_bytes", "pending")
+    __slots__ = (
+        "_caller",
+        "_classes",
+        "_model",
+        "_on_outcome",
+        "_paused",
+        "_plane",
+        "_unread",
+        "_unread_bytes",
+        "pending",
+    )
 
     def __init__(
         self,
@@ -101,8 +115,10 @@ class Stream:
         model: LoadedModel,
         classes: dict[str, int] | None,
         on_outcome: Callable[[Outcome], None],
+        caller: Caller | None,
     ) -> None:
         self._plane = plane
+        self._caller = caller
         self._model = model
         self._classes = classes
         self._on_outcome = on_outcome
@@ -122,7 +138,7 @@ class Stream:
                 outcome = error
         if isinstance(outcome, InferError) or outcome.final:
             self.pending = None
-            self._plane.give_back(self._model)
+            self._plane.leave_model(self._model, self._caller)
         else:
             self._count(outcome)
         self._on_outcome(outcome)
@@ -132,7 +148,7 @@ class Stream:
         pending, self.pending = self.pending, None
         if pending is not None:
             self._model.driver.cancel(pending)
-            self._plane.give_back(self._model)
+            self._plane.leave_model(self._model, self._caller)
 
     def _count(self, response: InferenceResponse) -> None:
         nbytes = sum(len(output.data) for output in response.outputs)
@@ -240,7 +256,7 @@ class RegistryDataPlane:
 
     def submit(self, request: InferenceRequest, done: Callable[[Outcome], None]) -> Inference:
         """Begin one request; see planes.DataPlane."""
-        model = self.lease(request)
+        model = self._enter(request)
         regions: RequestRegions | None = None
         try:
             if model.config.decoupled:
@@ -250,7 +266,7 @@ class RegistryDataPlane:
             classes = _classes(model, request) if request.outputs else None
             if self._tracer.active:
                 request.trace = self._tracer.pick(request, model.name, model.version)
-            inference = Inference(self, model, classes, done)
+            inference = Inference(self, model, classes, done, request.caller)
             inference.pending = model.driver.submit(prepared, inference.finish)
         except BaseException as error:
             self._refused(model, request, regions, error)
@@ -259,7 +275,7 @@ class RegistryDataPlane:
 
     def stream(self, request: InferenceRequest, on_outcome: Callable[[Outcome], None]) -> Stream:
         """Begin one request that may have many responses; see planes.DataPlane."""
-        model = self.lease(request)
+        model = self._enter(request)
         regions: RequestRegions | None = None
         try:
             regions = self._memory.resolve(request)
@@ -269,7 +285,7 @@ class RegistryDataPlane:
             classes = _classes(model, request) if request.outputs else None
             if self._tracer.active:
                 request.trace = self._tracer.pick(request, model.name, model.version)
-            stream = Stream(self, model, classes, on_outcome)
+            stream = Stream(self, model, classes, on_outcome, request.caller)
             stream.pending = model.driver.submit(prepared, stream.deliver)
         except BaseException as error:
             self._refused(model, request, regions, error)
@@ -291,6 +307,28 @@ class RegistryDataPlane:
     def instances_of(self, name: str, version: int, outputs: Sequence[str] | None) -> Sequence[InstancePool]:
         """Return the instances that a request for these outputs would wait for; raises NOT_FOUND, UNAVAILABLE."""
         return self._registry.get(name, version).pools(outputs)
+
+    def _enter(self, request: InferenceRequest) -> LoadedModel:
+        """Lease the model of a request, and count it with its caller until `leave_model`. Raises as both do."""
+        caller = request.caller
+        if caller is None:
+            return self.lease(request)
+        caller.begin(request.model_name, request.received_ns)
+        try:
+            model = self.lease(request)
+        except BaseException:
+            caller.end()
+            raise
+        if caller.counts_tokens and not request.counts_tokens and CARD_PARAMETER in model.config.proto.parameters:
+            self.leave_model(model, caller)
+            raise forbidden(f"the tokens of caller '{caller.name}' are counted: it asks language models at /v1 alone")
+        return model
+
+    def leave_model(self, model: LoadedModel, caller: Caller | None) -> None:
+        """Note that a request of a door is over."""
+        if caller is not None:
+            caller.end()
+        self.give_back(model)
 
     def lease(self, request: InferenceRequest) -> LoadedModel:
         """Return the model of a request, which is under way until `give_back`. Raises NOT_FOUND, UNAVAILABLE."""
@@ -337,7 +375,7 @@ class RegistryDataPlane:
         _log.debug("model %s: request %r is refused: %s", model.name, request.id[:80], error)
         if regions is not None:
             regions.drop()
-        self.give_back(model)
+        self.leave_model(model, request.caller)
 
     async def infer(self, request: InferenceRequest) -> InferenceResponse:
         """Answer one request; see planes.DataPlane."""

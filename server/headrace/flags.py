@@ -447,6 +447,7 @@ SERVED = (
             ("log-frequency", "triton,log-frequency"),
         )
     ),
+    _served("access-file", text, "", "YAML file of callers: their keys, roles, models and limits", "FILE"),
     *_tls("http", "HTTP"),
     *_tls("grpc", "gRPC"),
     *_tls("metrics", "metrics"),

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from headrace.access.caller import Caller
 from headrace.observability.trace import Trace
 from headrace_protocol.datatype import Buffer, DataType
 
@@ -72,7 +73,9 @@ class InferenceRequest:
     """One inference request. The gateway fills it; the data plane validates it against the model."""
 
     __slots__ = (
+        "caller",
         "correlation_id",
+        "counts_tokens",
         "empty_final",
         "flags",
         "id",
@@ -115,6 +118,10 @@ class InferenceRequest:
         """Asked by a model, for a request that runs already: it is taken also while the server drains."""
         self.trace: Trace | None = None
         """Set by the data plane where the request is traced."""
+        self.caller: Caller | None = None
+        """Who asks, where callers are known; None = nobody is counted."""
+        self.counts_tokens = False
+        """Whether who sent it charges the caller for the tokens of a language model."""
 
 
 class OutputTensor:

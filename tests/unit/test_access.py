@@ -138,11 +138,6 @@ class TestFiles:
         assert table(tmp_path, text, today=lambda: before).caller_of(KEY).name == "team"
         assert table(tmp_path, text, today=lambda: after).caller_of(KEY) is None
 
-    def test_certificates_stand_for_callers(self, tmp_path):
-        found = table(tmp_path, "callers:\n- name: team\n  roles: [admin]\n  certificates: [ops.example.org]\n")
-        assert found.caller_by_certificate("ops.example.org").name == "team"
-        assert found.caller_by_certificate("other") is None
-
     def test_a_changed_file_is_taken_and_keeps_callers_alive(self, tmp_path):
         found = table(tmp_path, team())
         caller = found.caller_of(KEY)
@@ -155,6 +150,13 @@ class TestFiles:
         assert found.caller_of("another-key-of-length") is caller
         assert caller.under_way == 1
         assert found.anonymous.has(frozenset({Role.OBSERVE}))
+
+    def test_a_caller_that_is_gone_may_begin_nothing_more(self, tmp_path):
+        found = table(tmp_path, team())
+        caller = found.caller_of(KEY)
+        (tmp_path / "access.yaml").write_text("callers: []\n# nobody")
+        assert found.refresh() is True
+        assert refusal(caller).detail is ErrorDetail.FORBIDDEN
 
     def test_a_wrong_file_leaves_all_as_it_was_and_is_told_once(self, tmp_path, caplog):
         found = table(tmp_path, team())

@@ -46,7 +46,6 @@ class AccessTable:
         self._today: Final = today or (lambda: datetime.now(UTC))
         self._callers: dict[str, Caller] = {}
         self._by_hash: Mapping[str, tuple[Caller, datetime | None]] = {}
-        self._by_certificate: Mapping[str, Caller] = {}
         self._signature: _Signature | None = None
         self._refused: _Signature | None = None
         self._candidate: _Signature | None = None
@@ -62,10 +61,6 @@ class AccessTable:
             return None
         caller, expires = found
         return caller if expires is None or self._today() < expires else None
-
-    def caller_by_certificate(self, subject: str) -> Caller | None:
-        """Return whom a client's certificate of this common name stands for."""
-        return self._by_certificate.get(subject)
 
     def refresh(self) -> bool:
         """Read the file again if it has changed; return whether it was taken. One that is wrong leaves all as it was."""
@@ -104,9 +99,10 @@ class AccessTable:
             else:
                 known.change(grant, now)
             callers[grant.name] = known
+        for name in self._callers.keys() - callers.keys():
+            self._callers[name].change(Grant(name, frozenset(), ()), now)  # what is open still may begin nothing more
         self._callers = callers
         self._by_hash = {digest: (callers[name], expires) for digest, (name, expires) in parsed.hashes.items()}
-        self._by_certificate = {subject: callers[name] for subject, name in parsed.certificates.items()}
         self.anonymous = callers[ANONYMOUS]
         self._signature, self._refused = self._candidate, None
 
@@ -117,7 +113,6 @@ class _Parser:
     def __init__(self, path: str, document: Any) -> None:
         self.grants: list[Grant] = []
         self.hashes: dict[str, tuple[str, datetime | None]] = {}
-        self.certificates: dict[str, str] = {}
         self._problems: list[str] = []
         if not isinstance(document, dict):
             raise AccessError(f"{path}: expected a mapping with the entry 'callers'")
@@ -144,7 +139,7 @@ class _Parser:
         if not isinstance(entry, dict):
             self._problems.append(f"{where}: expected a mapping")
             return
-        self._unknown(where, entry, {"name", "roles", "models", "limits", "keys", "certificates"})
+        self._unknown(where, entry, {"name", "roles", "models", "limits", "keys"})
         name = entry.get("name")
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name == ANONYMOUS:
             self._problems.append(f"{where}.name: expected 1 to 64 letters, digits, '_', '.', '@' or '-', got {name!r}")
@@ -155,13 +150,6 @@ class _Parser:
         self.grants.append(self._grant(where, name, entry))
         for number, key in enumerate(self._list(f"{where}.keys", entry.get("keys"))):
             self._key(f"{where}.keys[{number}]", name, key)
-        for number, subject in enumerate(self._list(f"{where}.certificates", entry.get("certificates"))):
-            if not isinstance(subject, str) or not subject:
-                self._problems.append(f"{where}.certificates[{number}]: expected the common name of a certificate")
-            elif subject in self.certificates:
-                self._problems.append(f"{where}.certificates[{number}]: {subject!r} is another caller's too")
-            else:
-                self.certificates[subject] = name
 
     def _key(self, where: str, name: str, key: Any) -> None:
         digest, expires = (key.get("sha256"), key.get("expires")) if isinstance(key, dict) else (key, None)

@@ -12,9 +12,10 @@ import errno
 import logging
 import ssl
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+from headrace.gateway.tls_settings import TlsSettings
 
 _log: Final = logging.getLogger(__name__)
 
@@ -23,22 +24,6 @@ POLL_S: Final = 1.0
 HANDSHAKE_S: Final = 10.0
 """Seconds that a client may take to agree on keys."""
 _Signature = tuple[tuple[int, int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TlsSettings:
-    """Where a door's certificate is, in PEM files. Paths may be links, as mounted secrets are."""
-
-    certificate: str
-    """The door's own, followed by those that lead to its authority."""
-    key: str
-    client_authority: str = ""
-    """Certificates of the authorities whose clients are let in; "" = every client."""
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        named = (self.certificate, self.key, self.client_authority)
-        return tuple(name for name in named if name)
 
 
 class Pem(NamedTuple):

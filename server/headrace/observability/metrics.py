@@ -23,6 +23,8 @@ from prometheus_client.exposition import choose_encoder, gzip_accepted
 from headrace import __version__
 from headrace.clock import Clock
 from headrace.config import MetricsSettings
+from headrace.gateway.gatekeeper import METRICS
+from headrace.gateway.http.http_error import STATUS_OF_DETAIL, headers_of
 from headrace.gateway.tls import Certificates
 from headrace.observability.custom_metrics import CustomMetrics
 from headrace.observability.machine_metrics import MachineMetrics
@@ -356,6 +358,9 @@ class MetricsServer:
             return web.Response(status=404, text=f"no such path; metrics are at {self.PATH}\n")
         if request.method != "GET":
             return web.Response(status=405, text="only GET is served here\n", headers={"Allow": "GET"})
+        refused = self._refused(request)
+        if refused is not None:
+            return refused
         if self._scrapes >= _SCRAPES_AT_ONCE:
             return web.Response(status=503, text="too many scrapes at once\n", headers={"Retry-After": "1"})
         self._scrapes += 1
@@ -363,6 +368,19 @@ class MetricsServer:
             return await self._answer(request)
         finally:
             self._scrapes -= 1
+
+    def _refused(self, request: web.BaseRequest) -> web.Response | None:
+        """Return the answer to who may not see metrics."""
+        gatekeeper, roles = self._settings.gatekeeper, METRICS
+        if gatekeeper is None or roles is None:
+            return None
+        headers = request.headers
+        try:
+            gatekeeper.check(gatekeeper.caller(headers.get("Authorization"), headers.get("X-API-Key")), roles)
+        except InferError as error:
+            status = STATUS_OF_DETAIL.get(error.detail, 403)
+            return web.Response(status=status, text=f"{error.message}\n", headers=headers_of(error))
+        return None
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
         encode, content_type = _encoder(request.headers.get("Accept", ""))

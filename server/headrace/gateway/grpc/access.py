@@ -1,4 +1,4 @@
-"""Which rpc is of which kind, and the check of the metadata that a restricted kind asks for.
+"""Which rpc is of which kind, and the check of the metadata by which a caller shows that the call is allowed.
 
 Reflection is of no kind: it tells what the protocol is, which is public, and nothing of this server.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from headrace.access.caller import Caller, Role
+from headrace.gateway.gatekeeper import INDEX, Gatekeeper, roles_of
 from headrace.gateway.grpc.paths import HEALTH, METHOD, Metadata
 from headrace.gateway.restricted import Restriction, Restrictions
 from headrace_protocol.errors import unavailable
@@ -40,13 +42,46 @@ KIND: Final = {METHOD + rpc: kind for kind, rpcs in _RPCS.items() for rpc in rpc
 }
 """By path."""
 
+_INDEX: Final = f"{METHOD}RepositoryIndex"
+_KEYS: Final = ("authorization", "x-api-key")
+
 Guard = Callable[[Metadata], None]
 """Raises UNAVAILABLE where the metadata of a call do not show what they must."""
 
 
-def guards(restrictions: Restrictions) -> dict[str, Guard]:
-    """Return the guards of the restricted rpcs, by path."""
-    return {path: _guard(restrictions[kind]) for path, kind in KIND.items() if kind in restrictions}
+def guards(restrictions: Restrictions, gatekeeper: Gatekeeper | None = None) -> dict[str, Guard]:
+    """Return the guards of the rpcs that not everybody may call, by path."""
+    found: dict[str, Guard] = {}
+    for path, kind in KIND.items():
+        checks = [_guard(restrictions[kind])] if kind in restrictions else []
+        roles = INDEX if path == _INDEX else roles_of(kind)
+        if gatekeeper is not None and roles is not None:
+            checks.append(_role_guard(gatekeeper, roles))
+        if checks:
+            found[path] = checks[0] if len(checks) == 1 else _both(*checks)
+    return found
+
+
+def caller_of(gatekeeper: Gatekeeper, metadata: Metadata) -> Caller:
+    """Return who calls. Raises as Gatekeeper.caller does."""
+    shown = {key: value for key, value in metadata if key in _KEYS}
+    texts = [value if isinstance(value := shown.get(key), str) else None for key in _KEYS]
+    return gatekeeper.caller(*texts)
+
+
+def _role_guard(gatekeeper: Gatekeeper, roles: frozenset[Role]) -> Guard:
+    def check(metadata: Metadata) -> None:
+        gatekeeper.check(caller_of(gatekeeper, metadata), roles)
+
+    return check
+
+
+def _both(first: Guard, second: Guard) -> Guard:
+    def check(metadata: Metadata) -> None:
+        first(metadata)
+        second(metadata)
+
+    return check
 
 
 def _guard(restriction: Restriction) -> Guard:

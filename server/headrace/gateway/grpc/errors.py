@@ -6,7 +6,7 @@ from typing import Final
 
 import grpc
 
-from headrace_protocol.errors import ErrorCode
+from headrace_protocol.errors import ErrorCode, ErrorDetail, InferError
 
 STATUS: Final[dict[ErrorCode, grpc.StatusCode]] = {
     ErrorCode.UNKNOWN: grpc.StatusCode.UNKNOWN,
@@ -19,12 +19,24 @@ STATUS: Final[dict[ErrorCode, grpc.StatusCode]] = {
     ErrorCode.CANCELLED: grpc.StatusCode.CANCELLED,
 }
 
+_OF_DETAIL: Final[dict[ErrorDetail | None, grpc.StatusCode]] = {
+    ErrorDetail.RATE_LIMITED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorDetail.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    ErrorDetail.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+}
+"""Where the detail says more than the code."""
+
 NUMBER: Final[dict[ErrorCode, int]] = {code: status.value[0] for code, status in STATUS.items()}
 """The same table in the numbers of the wire."""
 
 RESOURCE_EXHAUSTED: Final[int] = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 
 _MAX_DETAILS = 2000
+
+
+def status_of(error: InferError) -> grpc.StatusCode:
+    """Return the status of a failure."""
+    return _OF_DETAIL.get(error.detail) or STATUS[error.code]
 
 
 def details(message: str) -> str:

@@ -13,7 +13,7 @@ import grpc.aio
 from headrace.gateway.grpc import reflection
 from headrace.gateway.grpc.access import Guard
 from headrace.gateway.grpc.binding import claimed
-from headrace.gateway.grpc.errors import STATUS, details
+from headrace.gateway.grpc.errors import details, status_of
 from headrace.gateway.grpc.paths import MODEL_STREAM_INFER, REFLECTION, WATCH
 from headrace.gateway.grpc.service import Awaited, GrpcService, Immediate, failure
 from headrace.gateway.grpc.settings import GrpcSettings
@@ -196,7 +196,7 @@ def _rpc(answer: Callable[[bytes, Any], Any]) -> Any:
 
 
 async def _abort(context: Any, error: InferError) -> NoReturn:
-    await context.abort(STATUS[error.code], details(error.message))
+    await context.abort(status_of(error), details(error.message))
     raise AssertionError("abort raises")
 
 

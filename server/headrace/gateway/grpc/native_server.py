@@ -15,7 +15,7 @@ from typing import Any, Final
 from pygrpc_native import EVENT_CALL, NativeGrpcFront
 
 from headrace.gateway.grpc.binding import claimed
-from headrace.gateway.grpc.errors import NUMBER, RESOURCE_EXHAUSTED, details
+from headrace.gateway.grpc.errors import RESOURCE_EXHAUSTED, details, status_of
 from headrace.gateway.grpc.grpcio_server import StreamServer
 from headrace.gateway.grpc.paths import MODEL_INFER, Metadata
 from headrace.gateway.grpc.service import Awaited, GrpcService, Immediate, failure
@@ -228,4 +228,4 @@ class NativeServer:
             task.add_done_callback(lambda _: self._tasks.pop(call_id, None))
 
     def _fail(self, call_id: int, error: InferError) -> None:
-        self._front.fail(call_id, NUMBER[error.code], details(error.message))
+        self._front.fail(call_id, status_of(error).value[0], details(error.message))

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from headrace.clock import Clock
-from headrace.gateway.grpc.access import Guard, guards
+from headrace.gateway.grpc.access import Guard, caller_of, guards
 from headrace.gateway.grpc.health import Health
 from headrace.gateway.grpc.memory_service import MemoryService
 from headrace.gateway.grpc.paths import CHECK, METHOD, MODEL_INFER, Metadata
@@ -47,9 +47,10 @@ class GrpcService:
         self._clock = clock
         self._max_message_size = settings.max_message_size
         self._forwarded = compile_pattern(settings.header_forward_pattern)
+        self._gatekeeper = settings.gatekeeper
         self._streams: set[InferStream] = set()
         self.health: Final = Health(lambda: data.ready() and not data.exiting())
-        self.guards: Final[Mapping[str, Guard]] = guards(settings.restricted)
+        self.guards: Final[Mapping[str, Guard]] = guards(settings.restricted, settings.gatekeeper)
         """Of the restricted rpcs, by path: a transport calls them with a call's metadata before anything else."""
         immediate: dict[str, Immediate] = {
             "ServerLive": self.server_live,
@@ -205,6 +206,8 @@ class GrpcService:
         return request
 
     def _annotate(self, request: InferenceRequest, metadata: Metadata) -> None:
+        if self._gatekeeper is not None:
+            request.caller = self._gatekeeper.asking(caller_of(self._gatekeeper, metadata), request.model_name)
         for key, value in metadata:
             if key == "traceparent" and isinstance(value, str):
                 request.trace_context = value

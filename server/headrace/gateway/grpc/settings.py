@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from headrace.gateway.address import UNIX, unix_path, where
 from headrace.gateway.restricted import Restrictions
-from headrace.gateway.tls import TlsSettings
+from headrace.gateway.tls_settings import TlsSettings
+
+if TYPE_CHECKING:  # it brings what reads files, which a mistake in an option should not wait for
+    from headrace.gateway.gatekeeper import Gatekeeper
 
 INT32_MAX = 2**31 - 1
 
@@ -52,6 +55,8 @@ class GrpcSettings:
     """Whether tools may ask what the services look like."""
     tls: TlsSettings | None = None
     """None = plain text."""
+    gatekeeper: Gatekeeper | None = None
+    """Who knows callers by their keys; None = everybody may call."""
 
     @property
     def limits_pings(self) -> bool:

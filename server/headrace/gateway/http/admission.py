@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from headrace.gateway.gatekeeper import INDEX, roles_of
 from headrace.gateway.http.answer import Answer
 from headrace.gateway.http.compression import Coding, request_coding
 from headrace.gateway.http.errors import HttpError, too_large
 from headrace.gateway.http.paths import path_of
 from headrace.gateway.http.request import (
+    API_KEY,
+    AUTHORIZATION,
     CONTENT_ENCODING,
     CONTENT_LENGTH,
     EXPECT,
@@ -39,6 +42,7 @@ class Admission:
     def __init__(self, settings: HttpSettings, handlers: Mapping[Endpoint, Handler]) -> None:
         self._handlers = handlers
         self._restricted = settings.restricted
+        self._gatekeeper = settings.gatekeeper
         self._max_body = settings.max_body_size
         self._max_parsed = min(settings.max_input_size, settings.max_body_size)
         self._known: dict[bytes, Target] = {}
@@ -46,13 +50,17 @@ class Admission:
     def admit(self, request: HttpRequest) -> int:
         """Set the request's target and coding, or its answer; return the limit of its body in bytes.
 
-        Raises HttpError 400, 403, 404, 405, 413 (where the length is declared), 415, 417 and 501, and InferError for a
+        Raises HttpError 400, 401, 403, 404, 405, 413 (where the length is declared), 415, 417 and 501, and InferError for a
         path that names no version or is not UTF-8.
         """
         target = self._known.get(request.url) or self._find(request.url)
         fields = request.fields
         if target.restriction is not None:
             _check(target, target.restriction, fields)
+        if self._gatekeeper is not None and target.roles is not None:
+            request.caller = self._gatekeeper.caller(request.text(AUTHORIZATION), request.text(API_KEY))
+            asked = target.route.model if target.route.endpoint.kind == "inference" else ""
+            self._gatekeeper.check(request.caller, target.roles, asked)
         if request.method not in target.methods:
             request.early = _other_method(request, target)
             return UNREAD_LIMIT
@@ -82,7 +90,8 @@ class Admission:
         if route is None:
             raise HttpError(404, "no such path")
         endpoint = route.endpoint
-        target = Target(route, self._handlers[endpoint], self._restricted.get(endpoint.kind))
+        roles = INDEX if endpoint is Endpoint.INDEX else roles_of(endpoint.kind)
+        target = Target(route, self._handlers[endpoint], self._restricted.get(endpoint.kind), roles)
         if len(url) <= _LONGEST_KNOWN_URL:
             if len(self._known) >= _KNOWN_URLS:
                 self._known.clear()

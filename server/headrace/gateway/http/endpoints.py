@@ -51,6 +51,7 @@ class DataEndpoints:
         request = InferenceRequest(route.model, route.version, self._now_ns())
         form = decode_request(request, http.body, http.text(fields.HEADER_LENGTH), self._settings.max_input_size)
         request.trace_context = http.text(fields.TRACEPARENT)
+        request.caller = http.caller
         if self._forwarded is not None and http.headers is not None:
             forward(request, http.headers, self._forwarded)
         return request, form

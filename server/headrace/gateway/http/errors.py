@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from headrace.gateway.http.answer import Answer
-from headrace.gateway.http.http_error import HttpError
+from headrace.gateway.http.http_error import STATUS_OF_DETAIL, HttpError, headers_of
 from headrace.gateway.http.openai import errors as openai
 from headrace.gateway.http.paths import path_of
 from headrace_protocol.errors import ErrorCode, InferError
@@ -50,7 +50,8 @@ def answer_to(error: HttpError | InferError, url: bytes) -> Answer:
     if openai.is_openai(path_of(url)):
         return openai.answer_to(error)
     if isinstance(error, InferError):
-        return Answer(error_body(error.message), STATUS[error.code])
+        status = STATUS_OF_DETAIL.get(error.detail) or STATUS[error.code]
+        return Answer(error_body(error.message), status, headers=headers_of(error))
     return Answer(error_body(error.message), error.status, headers=error.headers, close=error.close)
 
 

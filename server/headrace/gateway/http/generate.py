@@ -50,6 +50,7 @@ class GenerateEndpoints:
     def _decode(self, http: HttpRequest, route: Route) -> tuple[InferenceRequest, str | None]:
         request = InferenceRequest(route.model, route.version, self._now_ns())
         request.trace_context = http.text(fields.TRACEPARENT)
+        request.caller = http.caller
         inputs = self._data.model_metadata(route.model, route.version).inputs
         return request, decode_generate(request, http.body, inputs, self._max_input_size)
 

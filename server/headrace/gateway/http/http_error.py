@@ -1,8 +1,22 @@
-"""A failure that only HTTP has: it never reaches the data plane. Knows not how it is written down."""
+"""A failure that only HTTP has: it never reaches the data plane. And what HTTP says of callers who may not, or not now.
+
+Knows not how it is written down.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import Final
+
+from headrace_protocol.errors import ErrorDetail, InferError
+
+STATUS_OF_DETAIL: Final[Mapping[ErrorDetail | None, int]] = {
+    ErrorDetail.RATE_LIMITED: 429,
+    ErrorDetail.UNAUTHENTICATED: 401,
+    ErrorDetail.FORBIDDEN: 403,
+}
+"""Where the detail of an error says more than its code."""
 
 
 class HttpError(Exception):
@@ -29,3 +43,10 @@ class HttpError(Exception):
         self.close = close
         self.param = param
         self.code = code
+
+
+def headers_of(error: InferError) -> dict[str, str] | None:
+    """Return what the headers of an answer say of a failure: when to come back, or how to show a key."""
+    if error.retry_after_s is not None:
+        return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    return {"WWW-Authenticate": "Bearer"} if error.detail is ErrorDetail.UNAUTHENTICATED else None

@@ -19,6 +19,8 @@ from headrace.gateway.http.admission import UNREAD_LIMIT, over
 from headrace.gateway.http.answer import Answer
 from headrace.gateway.http.errors import HttpError, answer_to
 from headrace.gateway.http.request import (
+    API_KEY,
+    AUTHORIZATION,
     CONNECTION,
     CONTENT_LENGTH,
     EXPECT,
@@ -41,7 +43,8 @@ Admit = Callable[[HttpRequest], int]
 
 def headers_to_read(settings: HttpSettings) -> frozenset[bytes]:
     """Return the names of the headers that a door with these settings looks at, in lower case."""
-    return READ | {restriction.header.encode() for restriction in settings.restricted.values()}
+    keys = {API_KEY, AUTHORIZATION} if settings.gatekeeper is not None else set()
+    return READ | keys | {restriction.header.encode() for restriction in settings.restricted.values()}
 
 
 class _Stopped(Exception):  # noqa: N818  # no failure: it leaves the parser, the request at fault has its answer

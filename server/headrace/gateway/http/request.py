@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NamedTuple, Protocol
 
+from headrace.access.caller import Caller
+from headrace.gateway.gatekeeper import Roles
 from headrace.gateway.http.answer import Answer
 from headrace.gateway.http.compression import Coding, inflate
 from headrace.gateway.http.routes import Route
@@ -16,6 +18,8 @@ Body = bytes | memoryview
 """A body as it came off the wire; a large one is a view of memory of its own."""
 
 # Names of the headers that are read, as `HttpRequest.fields` has them.
+API_KEY: Final = b"x-api-key"
+AUTHORIZATION: Final = b"authorization"
 ACCEPT_ENCODING: Final = b"accept-encoding"
 CONNECTION: Final = b"connection"
 CONTENT_ENCODING: Final = b"content-encoding"
@@ -51,6 +55,7 @@ class HttpRequest:
     __slots__ = (
         "began_ns",
         "body",
+        "caller",
         "coding",
         "early",
         "fields",
@@ -88,6 +93,8 @@ class HttpRequest:
         self.began_ns = 0
         """Monotonic time at which its first byte was there."""
         self.trace: Trace | None = None
+        self.caller: Caller | None = None
+        """Who sent it; None where nobody asks for keys."""
 
     def text(self, name: bytes) -> str | None:
         """Return a header of READ as text, None where it is missing."""
@@ -164,10 +171,11 @@ class Handler(NamedTuple):
 class Target:
     """Where a path leads: its route, what answers there, and what a client has to show for it."""
 
-    __slots__ = ("begin", "binary", "codings", "methods", "reply", "restriction", "route", "service", "stream")
+    __slots__ = ("begin", "binary", "codings", "methods", "reply", "restriction", "roles", "route", "service", "stream")
 
-    def __init__(self, route: Route, handler: Handler, restriction: Restriction | None) -> None:
+    def __init__(self, route: Route, handler: Handler, restriction: Restriction | None, roles: Roles = None) -> None:
         self.route = route
+        self.roles = roles
         methods = route.endpoint.methods
         self.methods = frozenset(method.encode() for method in (*methods, *(("HEAD",) if "GET" in methods else ())))
         self.reply, self.service, self.begin, self.stream, self.binary, self.codings = handler

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from headrace.gateway.restricted import Restrictions
-from headrace.gateway.tls import TlsSettings
+from headrace.gateway.tls_settings import TlsSettings
+
+if TYPE_CHECKING:  # it brings what reads files, which a mistake in an option should not wait for
+    from headrace.gateway.gatekeeper import Gatekeeper
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +48,5 @@ class HttpSettings:
     """Headers that a caller has to show, by kind of endpoint."""
     tls: TlsSettings | None = None
     """None = plain text."""
+    gatekeeper: Gatekeeper | None = None
+    """Who knows callers by their keys; None = everybody may call."""

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from headrace.access.caller import Caller
 from headrace.gateway.http import request as fields
 from headrace.gateway.http.answer import SSE, Answer
 from headrace.gateway.http.deadline import Deadline
@@ -82,6 +83,8 @@ def begin(
     request.id = exchange.request_id
     request.timeout_us = timeout_us
     request.trace_context = http.text(fields.TRACEPARENT)
+    request.caller = http.caller
+    request.counts_tokens = True
     payload = ENCODER.encode(call)
     request.inputs.append(InputTensor(CALL_INPUT, BYTES, (1,), len(payload).to_bytes(4, "little") + payload))
     under_way = data.stream(request, on_outcome)
@@ -101,15 +104,45 @@ def event_of(response: InferenceResponse) -> GenerationEvent | None:
     return None
 
 
+class TokenCharge:
+    """Counts the tokens of one call for a caller whose tokens are limited."""
+
+    __slots__ = ("_caller", "_exchange", "_prompt", "_told")
+
+    def __init__(self, caller: Caller, exchange: Exchange) -> None:
+        self._caller = caller
+        self._exchange = exchange
+        self._prompt = 0
+        self._told: dict[int, int] = {}
+
+    def take(self, event: GenerationEvent) -> None:
+        """Take note of what an event tells."""
+        self._prompt += sum(prompt.num_tokens for prompt in event.prompts)
+        self._told.update((choice.index, choice.num_tokens) for choice in event.choices if choice.num_tokens)
+
+    def settle(self) -> None:
+        """Charge what was used, also of a call that its client has left. Does nothing the second time."""
+        tokens, self._prompt = self._prompt + sum(self._told.values()), 0
+        self._told.clear()
+        if tokens:
+            self._caller.charge(tokens, self._exchange.now_ns())
+
+
+def _charge_of(exchange: Exchange) -> TokenCharge | None:
+    caller = exchange.http.caller
+    return TokenCharge(caller, exchange) if caller is not None and caller.counts_tokens else None
+
+
 class CallAnswer:
     """Implements request.Streaming: a call under way whose answer comes as a whole."""
 
-    __slots__ = ("_done", "_exchange", "_maker", "_told", "under_way")
+    __slots__ = ("_charge", "_done", "_exchange", "_maker", "_told", "under_way")
 
     def __init__(self, maker: AnswerMaker, exchange: Exchange, done: Done) -> None:
         self._maker = maker
         self._exchange = exchange
         self._done = done
+        self._charge = _charge_of(exchange)
         self._told = False
         self.under_way: Cancellable | None = None
 
@@ -126,7 +159,11 @@ class CallAnswer:
             event = event_of(outcome)
             if event is not None:
                 self._told = True
+                if self._charge is not None:
+                    self._charge.take(event)
                 self._maker.take(event, outcome)
+            if final and self._charge is not None:
+                self._charge.settle()
             answer = self._exchange.answer(self._whole()) if final else None
         except Exception as error:
             self.cancel()
@@ -143,6 +180,8 @@ class CallAnswer:
     def cancel(self) -> None:
         """Its client is gone, or it failed."""
         under_way, self.under_way = self.under_way, None
+        if self._charge is not None:
+            self._charge.settle()
         if under_way is not None:
             under_way.cancel()
 
@@ -155,18 +194,21 @@ class CallAnswer:
 class CallStream(OutcomeStream):
     """A call under way whose answer is a stream of events. What is told first decides about the status."""
 
-    __slots__ = ("_begun", "_exchange", "_maker", "_silence", "_told")
+    __slots__ = ("_begun", "_charge", "_exchange", "_maker", "_silence", "_told")
 
     def __init__(self, maker: ChunkMaker, exchange: Exchange, outlet: Outlet) -> None:
         super().__init__(outlet)
         self._maker = maker
         self._exchange = exchange
         self._begun = self._told = False
+        self._charge = _charge_of(exchange)
         self._silence = Deadline(asyncio.get_running_loop(), self._ping)
 
     def cancel(self) -> None:
         """Its client is gone, or it failed."""
         self._silence.close()
+        if self._charge is not None:
+            self._charge.settle()
         super().cancel()
 
     def _pass_on(self, outcome: Outcome) -> None:
@@ -179,6 +221,10 @@ class CallStream(OutcomeStream):
             self.under_way = None
         try:
             event = event_of(outcome)
+            if event is not None and self._charge is not None:
+                self._charge.take(event)
+            if final and self._charge is not None:
+                self._charge.settle()
             piece = b"" if event is None else self._maker.take(event)
             self._told = self._told or event is not None
             if final:

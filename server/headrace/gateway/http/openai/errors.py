@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from headrace.gateway.http.answer import Answer
-from headrace.gateway.http.http_error import HttpError
+from headrace.gateway.http.http_error import STATUS_OF_DETAIL, HttpError, headers_of
 from headrace.gateway.http.routes import PATHS
 from headrace_protocol.errors import ErrorCode, ErrorDetail, FailureReason, InferError
 
@@ -28,7 +28,6 @@ _STATUS: Final[Mapping[ErrorCode, int]] = {
 }
 _TYPES: Final = {403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 """By status; any other is invalid_request_error below 500, and server_error from there."""
-_TO_TRY_AGAIN: Final = (ErrorDetail.QUEUE_FULL, ErrorDetail.RATE_LIMITED)
 _PATHS: Final = frozenset(path for path, endpoint in PATHS.items() if endpoint.kind == "openai")
 
 
@@ -64,7 +63,10 @@ def as_http(error: InferError | HttpError) -> HttpError:
     if isinstance(error, HttpError):
         return error
     code = None if error.detail is None else error.detail.value
-    refused = error.reason is FailureReason.REJECTED or error.detail in _TO_TRY_AGAIN
+    if error.detail in STATUS_OF_DETAIL:
+        code = "invalid_api_key" if error.detail is ErrorDetail.UNAUTHENTICATED else code
+        return HttpError(STATUS_OF_DETAIL[error.detail], error.message, headers_of(error), code=code)
+    refused = error.reason is FailureReason.REJECTED or error.detail is ErrorDetail.QUEUE_FULL
     if error.code is ErrorCode.UNAVAILABLE and refused:
         return HttpError(429, error.message, _RETRY, param=error.param, code=code or ErrorDetail.QUEUE_FULL.value)
     if error.code is ErrorCode.NOT_FOUND:

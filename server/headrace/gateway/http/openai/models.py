@@ -24,8 +24,10 @@ class Models:
             Endpoint.OPENAI_MODEL: Handler(reply=self._one),
         }
 
-    def _list(self, _http: HttpRequest, _route: Route) -> Answer:
-        return json_answer({"object": "list", "data": [self._told(model) for model in self._directory.all()]})
+    def _list(self, http: HttpRequest, _route: Route) -> Answer:
+        caller = http.caller
+        shown = [model for model in self._directory.all() if caller is None or caller.may_ask(model.name)]
+        return json_answer({"object": "list", "data": [self._told(model) for model in shown]})
 
     def _one(self, _http: HttpRequest, route: Route) -> Answer:
         return json_answer(self._told(self._directory.find(route.model)))
