@@ -239,6 +239,29 @@ def test_the_card_says_what_the_model_is(folder):
         assert card.tasks == ("generate", "embed", "tokenize", "detokenize")
 
 
+def test_requests_that_no_forward_can_compute_cost_the_others_nothing(folder):
+    """More of them than steps that may fail in a row: the token that is tried then shows that the model is well."""
+    bad, prompts = 77, [[token for token in prompt if token != 77] for prompt in prompts_of(4)]
+    params = SamplingParams(max_tokens=12, ignore_eos=True, seed=1, allowed_token_ids=tuple(range(70)))
+    with opened(folder) as (engine, heard):
+        engine.submit(call(1, *prompts, params=params))
+        alone = heard.tokens(1, 4)
+
+        def refuse(_module, inputs):
+            if bool((inputs[0] == bad).any()):
+                raise RuntimeError("a token that cannot be")
+
+        hook = engine._loop._runner._model.get_input_embeddings().register_forward_pre_hook(refuse)
+        engine.submit(call(2, *prompts, params=params))
+        for number in range(10, 18):
+            engine.submit(call(number, [5, bad, 6]))
+        assert heard.tokens(2, 4) == alone
+        for number in range(10, 18):
+            assert heard.until(number)[-1].outputs[-1].error == "RuntimeError: a token that cannot be"
+        hook.remove()
+        assert engine.healthy()
+
+
 @pytest.mark.parametrize(
     ("settings", "part"),
     [
