@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -217,6 +218,16 @@ async def test_a_model_that_says_what_it_does_not_do_is_told_so(door, said, inpu
     status, _, answer = await door.post(PATH, {"model": "vectors", "input": "a"})
     assert status == 500
     assert why in answer["error"]["message"]
+
+
+async def test_models_that_say_what_they_make_are_listed(door):
+    status, _, answer = await door.ask("GET", "/v1/models")
+    told = {model["id"]: model["max_model_len"] for model in json.loads(answer)["data"]}
+    assert status == 200
+    assert {"vectors", "single", "ranker"} <= {name for name, length in told.items() if length is None}
+    assert "other" not in told
+    status, _, answer = await door.ask("GET", "/v1/models/ranker")
+    assert (status, json.loads(answer)["root"]) == (200, "ranker")
 
 
 async def test_which_tensors_are_which_may_be_said(door):

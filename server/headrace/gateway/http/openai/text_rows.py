@@ -82,6 +82,8 @@ class TextRows:
         request.id = exchange.request_id
         request.timeout_us = self._timeout_us
         request.trace_context = exchange.http.text(headers.TRACEPARENT)
+        if not start:
+            request.caller = exchange.http.caller  # counted once, as its client asked once
         request.caller = exchange.http.caller
         for (name, shape), column in zip(model.inputs, self._columns, strict=True):
             texts = column[start : start + model.max_rows]

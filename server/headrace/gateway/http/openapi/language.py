@@ -45,7 +45,7 @@ def _of_models() -> dict[str, Schema]:
         "owned_by": _TEXT,
         "root": described(_TEXT, "The model's name in /v2."),
         "parent": described(or_null(_TEXT), "Of a LoRA adapter: its model."),
-        "max_model_len": described(_INTEGER, "Tokens of prompt and output together."),
+        "max_model_len": described(or_null(_INTEGER), "Tokens of prompt and output together; of language models."),
     }
     models = {"object": {"const": "list"}, "data": array_of(reference("OpenAIModel"))}
     return {
