@@ -191,3 +191,31 @@ async def test_a_scrape_waits_for_who_is_asked_but_not_for_long(
     assert told == ["prompt"]
     await asyncio.sleep(0)
     assert told == ["prompt", "given up"]
+
+
+def test_language_models_figures_are_shown_under_vllms_names_too_where_that_is_asked(metrics: CustomMetrics) -> None:
+    process = ProcessMetrics(MetricScope(metrics))
+    for number, (name, kind) in enumerate((("x_total", "counter"), ("y", "gauge"), ("z_seconds", "histogram")), 1):
+        process.define(number, f"headrace_llm_{name}", "help", kind)
+        labels = (("model", "m"), ("version", "1"), ("engine", "0"))
+        process.add_series(MetricSeries(number, number, labels, (1.0,) if kind == "histogram" else ()))
+    process.change(MetricValue(1, 7))
+    assert "vllm:x_total" not in shown(metrics)
+    metrics.as_vllm = True
+    ours = shown(metrics)
+    assert ours["headrace_llm_x_total"] == ours["vllm:x_total"] == 7
+    assert {"vllm:y", "vllm:z_seconds_bucket1", "vllm:z_seconds_count"} <= set(ours)
+    snapshot = Snapshot()
+    metrics.add(snapshot)
+    labels_of = {sample.name: sample.labels for family in snapshot.collect() for sample in family.samples}
+    assert labels_of["vllm:x_total"] == {"model_name": "m", "version": "1", "engine": "0"}
+
+
+def test_what_a_model_shows_under_vllms_names_itself_stays_its_own(metrics: CustomMetrics) -> None:
+    process = ProcessMetrics(MetricScope(metrics))
+    for number, name in enumerate(("headrace_llm_x_total", "vllm:x_total"), 1):
+        process.define(number, name, "help", "counter")
+        process.add_series(MetricSeries(number, number, ()))
+        process.change(MetricValue(number, number))
+    metrics.as_vllm = True
+    assert shown(metrics) == {"headrace_llm_x_total": 1, "vllm:x_total": 2}
