@@ -18,7 +18,7 @@ from headrace_backends.llm import kernels
 from headrace_backends.llm.attention import STEP, AttentionStep, SequenceSpan, ShapeProbe
 from headrace_backends.llm.attention_paged import PagedStep
 from headrace_backends.llm.kv_cache import KvCache
-from headrace_backends.llm.packed_linears import Linear, packed
+from headrace_backends.llm.packed_linears import Linear, Maker
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -46,6 +46,8 @@ _ARCHITECTURES: Final[Mapping[str, _Architecture]] = {
 _BY_TANGENT: Final = {"silu": False, "swish": False, "gelu_pytorch_tanh": True}
 _DIFFERENCE: Final = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 """So much of a layer's output, by its length, may be different: sums are in another order."""
+_DIFFERENCE_OF_FEW_BITS: Final = {"int8": 0.05, "int4": 0.4}
+"""The same where weights are rounded; what is wrong differs by its whole length."""
 _TOKENS: Final = 6
 """That replacements are held to."""
 
@@ -110,10 +112,11 @@ class FusedModel:
         return settle(self._form, stream, self._base.norm.weight)
 
 
-def fused(model: Any, probe: ShapeProbe) -> FusedModel | None:
+def fused(model: Any, probe: ShapeProbe, quantization: str | None = None) -> FusedModel | None:
     """Return the model in fused calls, which then has taken its weights over; None where that cannot be, as it logs.
 
-    `probe` has seen the model's layers. The model's attention must be the one of `attention`.
+    `probe` has seen the model's layers. The model's attention must be the one of `attention`. `quantization` of weights is
+    "int8" or "int4"; the norms' and the embedding's stay. Raises INVALID_ARG for another.
     """
     name = type(model).__name__
     architecture = _ARCHITECTURES.get(model.config.get_text_config().model_type)
@@ -122,9 +125,13 @@ def fused(model: Any, probe: ShapeProbe) -> FusedModel | None:
         return None
     if not kernels.available():
         return None
+    from headrace_backends.llm.quantised_linears import maker
+
+    make = maker(quantization)
+    limit = _DIFFERENCE_OF_FEW_BITS[quantization] if quantization else _DIFFERENCE[model.dtype]
     try:
         with torch.inference_mode():
-            return _Builder(model, architecture, probe).build()
+            return _Builder(model, architecture, probe, make, limit).build()
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         _LOG.warning("%s runs as transformers has it: its layers cannot be fused: %r", name, error)
         return None
@@ -133,7 +140,8 @@ def fused(model: Any, probe: ShapeProbe) -> FusedModel | None:
 class _Builder:
     """Fuses one model."""
 
-    def __init__(self, model: Any, architecture: _Architecture, probe: ShapeProbe) -> None:
+    def __init__(self, model: Any, architecture: _Architecture, probe: ShapeProbe, make: Maker, limit: float) -> None:
+        """Take what makes products, and how far a layer's output may be from the original's."""
         from headrace_backends.llm.fused_layers import Form
 
         self._model: Final = model
@@ -145,14 +153,15 @@ class _Builder:
             model.dtype == torch.bfloat16, architecture.one_more, _BY_TANGENT[activation], config.rms_norm_eps
         )
         self._by_kind: Final = architecture.turned_by_kind
-        self._limit: Final = _DIFFERENCE[model.dtype]
+        self._make: Final = make
+        self._limit: Final = limit
 
     def build(self) -> FusedModel:
         base, model = self._base, self._model
         kinds = [self._kind(layer) for layer in base.layers]
         observed = self._observe()
         head = model.get_output_embeddings()
-        fused = FusedModel(base, self._form, [], packed(head.weight, head.bias), list(dict.fromkeys(kinds)))
+        fused = FusedModel(base, self._form, [], self._head(head), list(dict.fromkeys(kinds)))
         self._check_head(fused, observed)
         replaced = 0
         for at, layer in enumerate(base.layers):
@@ -162,6 +171,9 @@ class _Builder:
             head.weight = None
         _LOG.info("%s: %d of %d layers are fused", type(model).__name__, replaced, len(kinds))
         return fused
+
+    def _head(self, head: Any) -> Linear:
+        return self._make(head.weight.detach(), None if head.bias is None else head.bias.detach())
 
     def _observe(self) -> _Observed:
         """Run the original over a few random tokens."""
@@ -204,7 +216,7 @@ class _Builder:
         try:
             heads = (attention.o_proj.in_features // shape.value_dim, shape.kv_heads)
             replacement = FusedLayer(
-                form, _parts(layer), how, heads, (shape.key_dim, shape.value_dim), self._kind(layer)
+                form, self._parts(layer), how, heads, (shape.key_dim, shape.value_dim), self._kind(layer)
             )
             stream = fused.stream(observed.inputs[at][0].clone(), observed.positions, self._step())
             replacement(stream)
@@ -224,40 +236,38 @@ class _Builder:
         kind: str | None = layer.self_attn.layer_type if self._by_kind else None
         return kind
 
+    def _parts(self, layer: Any) -> Any:
+        """Return a layer's weights as fused calls want them."""
+        from headrace_backends.llm.fused_layers import Parts
 
-def _parts(layer: Any) -> Any:
-    """Return a layer's weights as fused calls want them."""
-    from headrace_backends.llm.fused_layers import Parts
+        attention, mlp = layer.self_attn, layer.mlp
+        if hasattr(attention, "qkv_proj"):
+            together, gate_up = [attention.qkv_proj], [mlp.gate_up_proj]
+        else:
+            together, gate_up = [attention.q_proj, attention.k_proj, attention.v_proj], [mlp.gate_proj, mlp.up_proj]
+        around = hasattr(layer, "pre_feedforward_layernorm")
+        return Parts(
+            query_key_value=self._joined(together),
+            attention_output=self._joined([attention.o_proj]),
+            gate_up=self._joined(gate_up),
+            down=self._joined([mlp.down_proj]),
+            input_norm=layer.input_layernorm.weight.detach(),
+            mlp_norm=(layer.pre_feedforward_layernorm if around else layer.post_attention_layernorm).weight.detach(),
+            query_norm=_norm(attention, "q_norm"),
+            key_norm=_norm(attention, "k_norm"),
+            attention_output_norm=_norm(layer, "post_attention_layernorm") if around else None,
+            mlp_output_norm=_norm(layer, "post_feedforward_layernorm"),
+        )
 
-    attention, mlp = layer.self_attn, layer.mlp
-    if hasattr(attention, "qkv_proj"):
-        together, gate_up = [attention.qkv_proj], [mlp.gate_up_proj]
-    else:
-        together, gate_up = [attention.q_proj, attention.k_proj, attention.v_proj], [mlp.gate_proj, mlp.up_proj]
-    around = hasattr(layer, "pre_feedforward_layernorm")
-    return Parts(
-        query_key_value=_joined(together),
-        attention_output=_joined([attention.o_proj]),
-        gate_up=_joined(gate_up),
-        down=_joined([mlp.down_proj]),
-        input_norm=layer.input_layernorm.weight.detach(),
-        mlp_norm=(layer.pre_feedforward_layernorm if around else layer.post_attention_layernorm).weight.detach(),
-        query_norm=_norm(attention, "q_norm"),
-        key_norm=_norm(attention, "k_norm"),
-        attention_output_norm=_norm(layer, "post_attention_layernorm") if around else None,
-        mlp_output_norm=_norm(layer, "post_feedforward_layernorm"),
-    )
-
-
-def _joined(linears: list[Any]) -> Linear:
-    """Return one product for several with the same input."""
-    if len(linears) == 1:
-        weight, bias = linears[0].weight.detach(), linears[0].bias
-    else:
-        weight = torch.cat([each.weight for each in linears])
-        biases = [each.bias for each in linears]
-        bias = None if biases[0] is None else torch.cat(biases)
-    return packed(weight, None if bias is None else bias.detach())
+    def _joined(self, linears: list[Any]) -> Linear:
+        """Return one product for several with the same input."""
+        if len(linears) == 1:
+            weight, bias = linears[0].weight.detach(), linears[0].bias
+        else:
+            weight = torch.cat([each.weight for each in linears])
+            biases = [each.bias for each in linears]
+            bias = None if biases[0] is None else torch.cat(biases)
+        return self._make(weight, None if bias is None else bias.detach())
 
 
 def _norm(module: Any, name: str) -> torch.Tensor | None:

@@ -14,6 +14,8 @@ import torch.nn.functional as F  # noqa: N812
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 """Takes rows [T, in] and returns rows [T, out]."""
+Maker = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+"""Takes a weight [out, in], and a bias [out] or None."""
 
 _PACKED_FOR: Final = 32
 """Rows that the layout is chosen for; it turned out the same for 1, 32 and 512."""

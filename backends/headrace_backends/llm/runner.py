@@ -32,12 +32,14 @@ class TorchRunner(StepRunner):
         max_model_len: int,
         *,
         fuse: bool = False,
+        quantization: str | None = None,
         kv_cache_dtype: str = "auto",
     ) -> None:
         """Take over the model's attention and reserve the cache.
 
         `fuse` takes the model's weights over as well, where its architecture is known and compiled loops are to be had: the
-        model cannot be used any more but by this runner, nor may its modules be hooked. `kv_cache_dtype` is "auto", the
+        model cannot be used any more but by this runner, nor may its modules be hooked. `quantization` of the weights, "int8" or
+        "int4", is of fused models. `kv_cache_dtype` is "auto", the
         model's own, or "int8". Raises UNSUPPORTED where the model does not let its attention be replaced, INVALID_ARG where the cache is too
         small for one request of `max_model_len` tokens.
         """
@@ -50,7 +52,11 @@ class TorchRunner(StepRunner):
         self.cache: Final = KvCache(shapes, num_blocks, block_size, model.dtype, model.device, eight_bits=eight_bits)
         self._hidden: torch.Tensor | None = None
         """Of the step that is computed: each token's last hidden state, [1, tokens, width]."""
-        self._fused: Final = fused(model, probe) if fuse else None
+        self._fused: Final = fused(model, probe, quantization) if fuse else None
+        if self._fused is None and quantization is not None:
+            raise unsupported(
+                f"quantization: {type(model).__name__} cannot be had in {quantization} here: its layers cannot be fused"
+            )
         if self._fused is None:
             model.base_model.register_forward_hook(self._keep_hidden)
         super().__init__(int(model.config.get_text_config().vocab_size))

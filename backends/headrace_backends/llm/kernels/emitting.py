@@ -92,15 +92,20 @@ def take(_context: Any, address: Any) -> Any:
     return types.int64(address), emit
 
 
+def prefetch_line(builder: Any, address: Any) -> None:
+    """Emit what begins to read the line of memory at an address, which may be any, into the second cache."""
+    kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, _I32, _I32, _I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    hints = [ir.Constant(_I32, number) for number in (0, 2, 1)]
+    builder.call(function, [builder.inttoptr(address, cgutils.voidptr_t), *hints])
+
+
 @intrinsic
 def prefetch(_context: Any, address: Any) -> Any:
-    """Begin to read the line of memory at an address, which may be any, into the second cache."""
+    """See `prefetch_line`."""
 
     def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, _I32, _I32, _I32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        hints = [ir.Constant(_I32, number) for number in (0, 2, 1)]
-        builder.call(function, [builder.inttoptr(args[0], cgutils.voidptr_t), *hints])
+        prefetch_line(builder, args[0])
         return context.get_dummy_value()
 
     return types.void(address), emit

@@ -39,14 +39,14 @@ def _splat(builder: Any, value: Any, width: int) -> Any:
     return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), zeros)
 
 
-def _pointer(builder: Any, address: Any, offset: int, kind: Any) -> Any:
+def pointer_to(builder: Any, address: Any, offset: int, kind: Any) -> Any:
     return builder.inttoptr(builder.add(address, ir.Constant(_I64, offset)), kind.as_pointer())
 
 
-def _load(builder: Any, address: Any, at: int, width: int, kind: int) -> Any:
+def load(builder: Any, address: Any, at: int, width: int, kind: int) -> Any:
     """Return the numbers from the `at`-th on as a vector of fp32."""
     of = {FP32: _F32, BF16: _I16, INT8: _I8}[kind]
-    place = _pointer(builder, address, at * BYTES[kind], ir.VectorType(of, width))
+    place = pointer_to(builder, address, at * BYTES[kind], ir.VectorType(of, width))
     loaded = builder.load(place, align=BYTES[kind])
     wide, numbers = ir.VectorType(_I32, width), ir.VectorType(_F32, width)
     if kind == BF16:
@@ -57,7 +57,7 @@ def _load(builder: Any, address: Any, at: int, width: int, kind: int) -> Any:
     return loaded
 
 
-def _multiply_add(builder: Any, one: Any, other: Any, to: Any) -> Any:
+def multiply_add(builder: Any, one: Any, other: Any, to: Any) -> Any:
     kind = one.type
     function = cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(kind, [kind] * 3), f"llvm.fmuladd.v{kind.count}f32"
@@ -65,7 +65,7 @@ def _multiply_add(builder: Any, one: Any, other: Any, to: Any) -> Any:
     return builder.call(function, [one, other, to])
 
 
-def _sum(builder: Any, vector: Any) -> Any:
+def total_of(builder: Any, vector: Any) -> Any:
     name = f"llvm.vector.reduce.fadd.v{vector.type.count}f32"
     function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_F32, [_F32, vector.type]), name)
     return builder.call(function, [ir.Constant(_F32, 0.0), vector], fastmath=_FLAGS)
@@ -73,7 +73,7 @@ def _sum(builder: Any, vector: Any) -> Any:
 
 def _scale(builder: Any, row: Any, offset: int) -> Any:
     """Return the bf16 number that lies so many bytes after a row's begin."""
-    bits = builder.load(_pointer(builder, row, offset, _I16), align=2)
+    bits = builder.load(pointer_to(builder, row, offset, _I16), align=2)
     return builder.bitcast(builder.shl(builder.zext(bits, _I32), ir.Constant(_I32, 16)), _F32)
 
 
@@ -100,22 +100,22 @@ def query_products(
             row = builder.add(key, builder.mul(loop.index, stride))
             sums: list[Any] = [None] * groups
             for at in range(0, width_of, width):
-                part = _load(builder, row, at, width, numbers)
+                part = load(builder, row, at, width, numbers)
                 for g in range(groups):
-                    other = _load(builder, query, g * width_of + at, width, FP32)
+                    other = load(builder, query, g * width_of + at, width, FP32)
                     sums[g] = (
                         builder.fmul(part, other, flags=_FLAGS)
                         if sums[g] is None
-                        else _multiply_add(builder, part, other, sums[g])
+                        else multiply_add(builder, part, other, sums[g])
                     )
             factor = _scale(builder, row, scale_at) if numbers == INT8 else None
             for g in range(groups):
-                total = _sum(builder, sums[g])
+                total = total_of(builder, sums[g])
                 if factor is not None:
                     total = builder.fmul(total, factor)
                 index = builder.add(builder.mul(out_stride, ir.Constant(_I64, g)), loop.index)
                 place = builder.add(out, builder.mul(index, ir.Constant(_I64, 4)))
-                builder.store(total, _pointer(builder, place, 0, _F32), align=4)
+                builder.store(total, pointer_to(builder, place, 0, _F32), align=4)
         return context.get_dummy_value()
 
     ints = [types.int64] * 6
@@ -139,23 +139,23 @@ def weighted_sums(
             parts = range(first, min(first + at_once, width_of), width)
             sums = [(g, at, cgutils.alloca_once(builder, vector)) for g in range(groups) for at in parts]
             for g, at, kept in sums:
-                builder.store(_load(builder, total, g * width_of + at, width, FP32), kept)
+                builder.store(load(builder, total, g * width_of + at, width, FP32), kept)
             with cgutils.for_range(builder, count, intp=_I64) as loop:
                 row = builder.add(value, builder.mul(loop.index, stride))
-                loaded = {at: _load(builder, row, at, width, numbers) for at in parts}
+                loaded = {at: load(builder, row, at, width, numbers) for at in parts}
                 factor = _scale(builder, row, scale_at) if numbers == INT8 else None
                 spread = []
                 for g in range(groups):
                     index = builder.add(builder.mul(weights_stride, ir.Constant(_I64, g)), loop.index)
                     place = builder.add(weights, builder.mul(index, ir.Constant(_I64, 4)))
-                    weight = builder.load(_pointer(builder, place, 0, _F32), align=4)
+                    weight = builder.load(pointer_to(builder, place, 0, _F32), align=4)
                     if factor is not None:
                         weight = builder.fmul(weight, factor)
                     spread.append(_splat(builder, weight, width))
                 for g, at, kept in sums:
-                    builder.store(_multiply_add(builder, spread[g], loaded[at], builder.load(kept)), kept)
+                    builder.store(multiply_add(builder, spread[g], loaded[at], builder.load(kept)), kept)
             for g, at, kept in sums:
-                place = _pointer(builder, total, (g * width_of + at) * 4, vector)
+                place = pointer_to(builder, total, (g * width_of + at) * 4, vector)
                 builder.store(builder.load(kept), place, align=4)
         return context.get_dummy_value()
 
