@@ -78,6 +78,7 @@ class NativeEngine:
             settings.block_size,
             length,
             fuse=not adapters.ranks,  # adapters hook the model's own modules
+            quantization=settings.quantization,
             kv_cache_dtype=settings.kv_cache_dtype,
         )
         try:
@@ -156,6 +157,6 @@ def _refuse_what_is_not_here(settings: Settings) -> None:
             "the engine vllm runs it in several"
         )
 
-    if settings.quantization is not None:
-        raise unsupported(f"quantization: '{settings.quantization}' is not among what this engine does")
+    if settings.quantization not in {None, "int8", "int4"}:
+        raise unsupported(f"quantization: '{settings.quantization}' is not among what this engine does: int8, int4")
     takes_eight_bits(settings.kv_cache_dtype)
