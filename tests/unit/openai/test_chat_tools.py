@@ -186,6 +186,13 @@ async def test_a_prompt_may_have_opened_the_thinking(door):
     assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 2
 
 
+async def test_what_a_tool_gave_says_which_call_it_answers(door):
+    messages = [{"role": "user", "content": "hello"}, {"role": "tool", "content": "7"}]
+    status, _, answer = await door.post(PATH, {**ASK, "messages": messages})
+    assert (status, answer["error"]["param"]) == (400, "messages[1].tool_call_id")
+    assert door.data.calls.empty()
+
+
 async def test_each_of_several_choices_is_read_by_itself(door):
     stream, call = await door.streamed(PATH, {**ASK, "n": 2})
     both = zip(

@@ -64,8 +64,9 @@ def _message(fields: Fields) -> dict[str, Any]:
             message["tool_calls"] = calls
     elif role == "tool":
         answered = fields.text("tool_call_id")
-        if answered is not None:
-            message["tool_call_id"] = answered
+        if answered is None:
+            raise missing(fields.at("tool_call_id"))
+        message["tool_call_id"] = answered
     return message
 
 
