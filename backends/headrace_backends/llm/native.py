@@ -5,6 +5,7 @@ Puts the parts together; what they do is theirs. Implements `engine.Engine`.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ from headrace_backends.llm.request import GenerationRequest
 from headrace_backends.llm.runner import TorchRunner, cached_shapes
 from headrace_backends.llm.scheduler import Scheduler
 from headrace_backends.llm.settings import Settings, parse
+from headrace_backends.llm.step import ModelRunner
+from headrace_backends.llm.tensor_parallel import CacheSetup, TensorParallel, refuse_beside_ranks
 from headrace_backends.llm.text_codec import HfTextCodec
 from headrace_protocol.errors import invalid, unsupported
 from headrace_protocol.generation import ModelCard
@@ -50,14 +53,22 @@ class NativeEngine:
         self._eos: frozenset[int] = frozenset()
         self._grammars: GrammarCompiler | None = None
         self._reasoning: ReasoningMarks | None = None
-        _refuse_what_is_not_here(self._settings)
+        self._ranks: TensorParallel | None = None
+        _refuse_what_is_not_here(self._settings, device)
         if self._settings.ignored:
             _LOG.info("settings of vLLM that mean nothing here: %s", ", ".join(self._settings.ignored))
 
     def open(self, listener: Listener) -> None:
+        try:
+            self._open(listener)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, listener: Listener) -> None:
         torch.set_num_threads(self._threads)
         settings = self._settings
-        loaded = load(settings.model, settings.dtype, device=self._device, dummy=settings.load_format == "dummy")
+        loaded = self._load()
         if settings.max_model_len is not None and settings.max_model_len > loaded.max_model_len:
             raise invalid(
                 f"max_model_len: {settings.max_model_len} tokens are more than the model was made for, {loaded.max_model_len}"
@@ -70,17 +81,24 @@ class NativeEngine:
             loaded.dtype,
             eight_bits=takes_eight_bits(settings.kv_cache_dtype),
         )
-        blocks, length = cache_size(settings, block_bytes + drafting.block_bytes, loaded.max_model_len, self._device)
+        block_bytes = block_bytes * settings.tensor_parallel_size + drafting.block_bytes
+        blocks, length = cache_size(settings, block_bytes, loaded.max_model_len, self._device)
         self._know(loaded, length, adapters)
-        runner = TorchRunner(
+        if self._ranks is not None:
+            self._ranks.tell(CacheSetup(blocks, settings.block_size, length, settings.kv_cache_dtype))
+        runner: ModelRunner = TorchRunner(
             loaded.model,
             blocks,
             settings.block_size,
             length,
-            fuse=not adapters.ranks,  # adapters hook the model's own modules
+            fuse=not adapters.ranks and self._ranks is None,  # adapters and ranks hook the model's own modules
             quantization=settings.quantization,
             kv_cache_dtype=settings.kv_cache_dtype,
         )
+        if self._ranks is not None:
+            runner = self._ranks.run(runner)
+        elif adapters.ranks:
+            runner = LoraRunner(runner, adapters)
         try:
             scheduler = Scheduler(
                 limits_of(settings, length, loaded.vocab_size),
@@ -91,13 +109,26 @@ class NativeEngine:
             raise invalid(f"model.json: {error}") from error
         self._loop = EngineLoop(
             EngineCore(scheduler, self.text, drafter, self._grammars),
-            LoraRunner(runner, adapters) if adapters.ranks else runner,
+            runner,
             listener,
             self._requests,
             prepare=lambda: torch.set_num_threads(self._threads),  # a setting of each thread's own
             cache_config=cache_config_of(settings, blocks),
         )
         self._loop.start()
+        gc.freeze()  # half a million objects of the libraries': looking through them would hold a step up for most of a second
+
+    def _load(self) -> LoadedModel:
+        settings = self._settings
+        if settings.tensor_parallel_size == 1:
+            return load(settings.model, settings.dtype, device=self._device, dummy=settings.load_format == "dummy")
+        self._ranks = TensorParallel(
+            settings.model,
+            settings.dtype,
+            settings.tensor_parallel_size,
+            max(1, self._threads // settings.tensor_parallel_size),
+        )
+        return self._ranks.load()
 
     def _know(self, loaded: LoadedModel, length: int, adapters: LoraAdapters) -> None:
         """Take note of what the model is, and of what there is around it."""
@@ -143,6 +174,10 @@ class NativeEngine:
         if self._loop is not None:
             self._loop.close()
             self._loop = None
+            gc.unfreeze()
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
         if self._grammars is not None:
             self._grammars.close()
 
@@ -150,13 +185,9 @@ class NativeEngine:
         return requests_of(call, self._settings, self._eos, self._reasoning)
 
 
-def _refuse_what_is_not_here(settings: Settings) -> None:
+def _refuse_what_is_not_here(settings: Settings, device: str) -> None:
     if settings.tensor_parallel_size > 1:
-        raise unsupported(
-            f"tensor_parallel_size: this engine runs a model in one process, not in {settings.tensor_parallel_size}; "
-            "the engine vllm runs it in several"
-        )
-
+        refuse_beside_ranks(settings, device)
     if settings.quantization not in {None, "int8", "int4"}:
         raise unsupported(f"quantization: '{settings.quantization}' is not among what this engine does: int8, int4")
     takes_eight_bits(settings.kv_cache_dtype)
