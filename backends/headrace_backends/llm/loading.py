@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
+from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from headrace_backends.llm.gguf_header import read_numbers
@@ -50,10 +51,11 @@ class LoadedModel:
         return dtype
 
 
-def load(path: Path, dtype: str = "auto", *, device: str = "cpu", dummy: bool = False) -> LoadedModel:
+def load(path: Path, dtype: str = "auto", *, device: str = "cpu", dummy: bool = False, ranks: int = 1) -> LoadedModel:
     """Load what lies at `path`: a folder with config.json and safetensors, a GGUF file, or a folder with one.
 
-    `dummy` takes random weights, the same at each start, for a folder that has none. Raises NOT_FOUND where there is no
+    `dummy` takes random weights, the same at each start, for a folder that has none. With several `ranks`, which are of
+    torch.distributed's group already, this process loads its part of the weights. Raises NOT_FOUND where there is no
     model at `path`, INVALID_ARG where it cannot be loaded or `dtype` is unknown.
     """
     wanted = chosen_dtype(dtype, device)
@@ -69,6 +71,8 @@ def load(path: Path, dtype: str = "auto", *, device: str = "cpu", dummy: bool = 
         with contextlib.nullcontext() if gguf is None else read_once():
             config = AutoConfig.from_pretrained(folder, **source)
             tokenizer = AutoTokenizer.from_pretrained(folder, config=config, **source)
+            if ranks > 1:
+                source["distributed_config"] = DistributedConfig(tp_size=ranks)
             model = _dummy(config, wanted) if dummy else _weights(folder, config, wanted, source)
     except Exception as error:
         raise invalid(f"cannot load the language model at {path}: {type(error).__name__}: {error}") from error

@@ -11,59 +11,14 @@ import pytest
 import torch
 
 from headrace_backends.llm.beam import BeamRules
-from headrace_backends.llm.engine import EngineCall, Told
-from headrace_backends.llm.native import NativeEngine
+from headrace_backends.llm.engine import EngineCall
 from headrace_backends.llm.sampling_params import SamplingParams
 from headrace_protocol.errors import ErrorCode, InferError
 from language_models import generated_by_transformers, save_tiny, tiny
+from native_engines import opened, run
 
 PROMPT = [5, 6, 7, 5, 6, 8, 9, 30, 31]
 COUNT = 12
-
-
-class Heard:
-    """Hears an engine until a call has ended."""
-
-    def __init__(self) -> None:
-        self.news: list[Told] = []
-        self.tokens: dict[int, list[int]] = {}
-        self.ended: dict[int, threading.Event] = {}
-
-    def told(self, news: list[Told]) -> None:
-        self.news.extend(news)
-        for each in news:
-            assert each.error is None, each.error
-            self.tokens.setdefault(each.number, []).extend(t for output in each.outputs for t in output.token_ids)
-            if any(output.finished for output in each.outputs):
-                self.ended[each.number].set()
-
-    def broke(self, error: InferError) -> None:
-        raise AssertionError(error)
-
-
-def opened(version, settings: dict) -> tuple[NativeEngine, Heard]:
-    common = {"model": "base", "dtype": "float32", "max_model_len": 128, "num_gpu_blocks_override": 80}
-    engine, heard = NativeEngine(version, common | settings, threads=1, device="cpu"), Heard()
-    engine.open(heard)
-    return engine, heard
-
-
-def run(
-    version, settings: dict, adapters: list[str | None], temperature: float = 0
-) -> tuple[list[list[int]], NativeEngine]:
-    """Continue the prompt once with each adapter, all at once; return the tokens and the closed engine."""
-    engine, heard = opened(version, settings)
-    try:
-        params = SamplingParams(temperature=temperature, max_tokens=COUNT, ignore_eos=True)
-        for number, adapter in enumerate(adapters):
-            heard.ended[number] = threading.Event()
-            engine.submit(EngineCall(number, (PROMPT,), params, 0, seed=number, adapter=adapter))
-        for ended in heard.ended.values():
-            assert ended.wait(60)
-        engine.final_stats = engine.stats()
-    finally:
-        engine.close()
-    return [heard.tokens[number] for number in range(len(adapters))], engine
 
 
 @pytest.fixture(scope="module")
@@ -90,29 +45,29 @@ def plain() -> list[int]:
 
 def test_adapters_of_the_settings_and_of_their_file_are_served_beside_the_model(version, plain) -> None:
     settings = {"enable_lora": "true", "lora_modules": [{"name": "one", "path": "one"}]}
-    tokens, engine = run(version, settings, [None, "one", "two", None])
+    tokens, engine = run(version, settings, PROMPT, COUNT, [None, "one", "two", None])
     assert tokens[0] == tokens[3] == plain
     assert len({*map(tuple, tokens)}) == 3
     assert [(adapter.name, adapter.rank) for adapter in engine.card.adapters] == [("one", 4), ("two", 4)]
 
 
 def test_without_enable_lora_there_are_no_adapters(version, plain) -> None:
-    tokens, engine = run(version, {}, [None])
+    tokens, engine = run(version, {}, PROMPT, COUNT, [None])
     assert tokens == [plain]
     assert engine.card.adapters == ()
 
 
 def test_an_adapter_of_too_high_a_rank_keeps_the_model_from_loading(version) -> None:
     with pytest.raises(InferError, match="'two' has rank 4; max_lora_rank is 2"):
-        run(version, {"enable_lora": True, "max_lora_rank": 2}, [])
+        run(version, {"enable_lora": True, "max_lora_rank": 2}, PROMPT, COUNT, [])
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize("draft", ["base", "small", None])
 def test_guesses_change_no_token(version, draft, temperature) -> None:
-    plain, _ = run(version, {}, [None, None], temperature)
+    plain, _ = run(version, {}, PROMPT, COUNT, [None, None], temperature)
     rule = {"num_speculative_tokens": 3} | ({} if draft is None else {"model": draft})
-    tokens, engine = run(version, {"speculative_config": rule}, [None, None], temperature)
+    tokens, engine = run(version, {"speculative_config": rule}, PROMPT, COUNT, [None, None], temperature)
     assert tokens == plain
     totals = engine.final_stats.totals
     assert totals["draft_tokens"] > 0 or (draft is None and temperature), "drawn tokens repeat nothing"
@@ -124,7 +79,7 @@ def test_guesses_change_no_token(version, draft, temperature) -> None:
 
 def test_a_draft_model_of_other_tokens_is_refused(version) -> None:
     with pytest.raises(InferError, match="token 509 is None for the first and 'w509' for the second") as caught:
-        run(version, {"speculative_config": {"model": "other_words"}}, [])
+        run(version, {"speculative_config": {"model": "other_words"}}, PROMPT, COUNT, [])
     assert caught.value.code is ErrorCode.INVALID_ARG
 
 
@@ -141,3 +96,17 @@ def test_a_beam_search_is_told_once_at_its_end(version, plain) -> None:
     (news,) = heard.news
     assert [(output.index, len(output.token_ids)) for output in news.outputs] == [(0, COUNT), (1, COUNT)]
     assert news.scheduled_ns is not None and news.first_token_ns is not None
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"enable_lora": True}, "not with enable_lora:"),
+        ({"load_format": "dummy"}, "not with load_format dummy:"),
+        ({"model": "small/model.safetensors"}, "not with a GGUF file:"),
+    ],
+)
+def test_what_several_ranks_cannot_do_is_refused_before_anything_is_loaded(version, settings, told) -> None:
+    with pytest.raises(InferError, match=f"tensor_parallel_size: {told}") as caught:
+        opened(version, {"tensor_parallel_size": 2} | settings)
+    assert caught.value.code is ErrorCode.UNSUPPORTED
