@@ -87,6 +87,12 @@ class OutputSpace:
         return [] if spill is None else [spill.seal()]
 
 
+def _one_string(array: Array) -> bytes | None:
+    """Return the wire form of a tensor of one string, which each step of a stream of text has; None of others."""
+    element = array.item() if array.size == 1 else None
+    return len(element).to_bytes(4, "little") + element if type(element) is bytes else None
+
+
 class FrameSpace:
     """Takes the outputs of one frame of a stream: small ones into the message, others into a SpillFile.
 
@@ -100,7 +106,9 @@ class FrameSpace:
     def place(self, name: str, array: Array, declared: Mapping[str, DataType]) -> Tensor:
         """Return the output as the server is told it; copies its elements. Raises INTERNAL as wire_type does."""
         datatype = wire_type(name, array, declared)
-        data: Buffer | None = from_numpy(array, BYTES) if datatype is BYTES else None
+        data: Buffer | None = None
+        if datatype is BYTES:
+            data = _one_string(array) or from_numpy(array, BYTES)
         nbytes = array.nbytes if data is None else len(data)
         if nbytes <= INLINE_BYTES and self._inline + nbytes <= FRAME_BYTES:
             self._inline += nbytes
