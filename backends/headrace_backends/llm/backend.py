@@ -60,7 +60,7 @@ class LlmBackend:
         self._spelling = Spelling(self._engine.text)
         self._event_form = EventForm(self._spelling)
         self._reader = CallReader(card, self._engine.text, self._spelling)
-        self._teller.observer = _metrics(model, self._engine)
+        self._teller.observer = _metrics(model, self._engine, self._teller)
         self._teller.start()
         return ModelDescription(config=config, replaces=True, is_ready=self._engine.healthy)
 
@@ -147,11 +147,11 @@ class LlmBackend:
         os._exit(EXIT_BROKEN)
 
 
-def _metrics(model: ModelContext, engine: Engine) -> LlmMetrics | None:
+def _metrics(model: ModelContext, engine: Engine, teller: Teller) -> LlmMetrics | None:
     """Return what counts, or None where there is no server to tell."""
     labels = {"model": model.name, "version": str(model.version), "engine": str(model.device)}
     try:
-        return LlmMetrics(model.server, labels, engine)
+        return LlmMetrics(model.server, labels, engine, teller.calls)
     except InferError as error:
         _LOG.warning("the model has no metrics: %s", error.message)
         return None

@@ -7,8 +7,9 @@ be asked for is looked up when somebody scrapes.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from headrace_backends.calls import ServerCalls
@@ -76,14 +77,29 @@ _HISTOGRAMS: Final = {
     "iteration_tokens_total": (_STEP, "Tokens of a step: prompts that it completed, and those that it generated"),
 }
 _SECOND: Final = 1e9
+_LONGEST_LABEL: Final = 1024
+_MOST_ADAPTER_STATES: Final = 256
+"""Combinations of adapters in use that are shown; each stays at /metrics as long as the model does."""
 
 
 class LlmMetrics:
     """Implements `telling.Observer`. Used by the teller's thread, but for what a scrape looks up."""
 
-    def __init__(self, server: ServerCalls, labels: Mapping[str, str], engine: Engine) -> None:
-        """`labels` are the model's own. The engine is open."""
+    def __init__(
+        self,
+        server: ServerCalls,
+        labels: Mapping[str, str],
+        engine: Engine,
+        calls: Callable[[], Iterable[OpenCall]] = tuple,
+        clock_s: Callable[[], float] = time.time,
+    ) -> None:
+        """`labels` are the model's own; `calls` returns those under way. The engine is open."""
         self._server: Final = server
+        self._calls: Final = calls
+        self._clock_s: Final = clock_s
+        self._adapters: Final = len(engine.card.adapters)
+        self._adapter_states: Final[dict[tuple[str, str], Metric]] = {}
+        self._adapter_state: tuple[str, str] | None = None
         self._labels: Final = dict(labels)
         self._engine: Final = engine
         self._counters: Final = {name: self._new(name, text, "counter") for name, text in _COUNTED.items()}
@@ -134,6 +150,29 @@ class LlmMetrics:
         for key, metric in self._totals.items():
             self._add(key, metric, stats.totals.get(key, 0))
         self._read_positions(stats)
+        if self._adapters:
+            self._read_adapters()
+
+    def _read_adapters(self) -> None:
+        """Look up whose adapters run and wait; the newest combination is the one with the latest time as its value."""
+        running: set[str] = set()
+        waiting: set[str] = set()
+        for call in self._calls():
+            if call.asked.adapter is not None:
+                (waiting if call.first_token_ns is None else running).add(call.asked.adapter)
+        state = ",".join(sorted(running)), ",".join(sorted(waiting))
+        if state == self._adapter_state:
+            return
+        metric = self._adapter_states.get(state)
+        if metric is None:
+            if len(self._adapter_states) >= _MOST_ADAPTER_STATES or max(map(len, state)) > _LONGEST_LABEL:
+                return
+            text = "Adapters in use, by name; the value is the time at which it was so"
+            names = {"running_lora_adapters": state[0], "waiting_lora_adapters": state[1]}
+            metric = self._new("lora_requests_info", text, "gauge", None, max_lora=str(self._adapters), **names)
+            self._adapter_states[state] = metric
+        self._adapter_state = state
+        metric.set(self._clock_s())
 
     def _read_positions(self, stats: EngineStats) -> None:
         for at, total in enumerate(stats.accepted_per_position):

@@ -70,6 +70,10 @@ class Teller:
         """Return how many calls are under way."""
         return len(self._calls)
 
+    def calls(self) -> tuple[OpenCall, ...]:
+        """Return those under way."""
+        return tuple(self._calls.values())
+
     def start(self) -> None:
         """Begin to tell."""
         self._thread.start()

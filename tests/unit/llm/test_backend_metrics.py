@@ -232,3 +232,19 @@ def test_equal_latencies_of_a_step_are_counted_together(
     tell(metrics, 3, *((each, Told(each.number, [out(total=2)])) for each in calls))
     assert (1.0, 50) in observed
     assert len(observed) == 2
+
+
+def test_the_adapters_in_use_are_named_and_the_newest_have_the_latest_time(server: Server) -> None:
+    engine = Engine({"max_model_len": 100, "adapters": [{"name": "french"}, {"name": "german"}]})
+    calls: list[OpenCall] = []
+    now = 1.0
+    LlmMetrics(server, LABELS, engine, lambda: calls, lambda: now)
+    calls += [call(1, adapter="german"), call(2, adapter="french"), call(3)]
+    calls[0].first_token_ns = 5
+    now = 2.0
+    seen = server.scrape()
+    assert seen["lora_requests_info:2:german:french"] == 2
+    assert seen["lora_requests_info:2::"] == 1
+    calls.clear()
+    now = 3.0
+    assert server.scrape()["lora_requests_info:2::"] == 3
