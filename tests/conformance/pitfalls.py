@@ -7,6 +7,7 @@ Each fault is told in a sentence, with the points that a server has to get right
 from __future__ import annotations
 
 from conformance.pitfall import Pitfall
+from conformance.pitfalls_of_language_models import LANGUAGE_PITFALLS
 from conformance.pitfalls_of_models import MODEL_PITFALLS
 
 BACKEND_FAULTS = "chaos/test_backend_faults.py::"
@@ -377,4 +378,4 @@ SECURITY = [
     ),
 ]
 
-PITFALLS = [*HTTP_AND_TENSORS, *GRPC, *SHARED_MEMORY, *SETTINGS, *SECURITY, *MODEL_PITFALLS]
+PITFALLS = [*HTTP_AND_TENSORS, *GRPC, *SHARED_MEMORY, *SETTINGS, *SECURITY, *MODEL_PITFALLS, *LANGUAGE_PITFALLS]
