@@ -18,8 +18,8 @@ from headrace_backends.llm.uniform import uniform_below
 Values = NDArray[np.float32]
 
 _SEGMENT: Final = 512
-_HEAD: Final = 1024
-"""Of the likeliest tokens looked at first where a probability is the limit."""
+_HEADS: Final = (1024, 16384)
+"""Of the likeliest tokens looked at first where a probability is the limit, before all are."""
 _MINUS_INFINITY: Final = 0xFF80
 _INFINITY: Final = 0x7F80
 """In bf16."""
@@ -83,7 +83,7 @@ def _limit(scaled: Values, peak: np.float32, params: SamplingParams) -> np.float
 def _nucleus(pool: Values, peak: np.float32, part: float) -> np.float32:
     """Return the lowest logit of the likeliest tokens that have at least that part of the whole's probability."""
     wanted = part * float(np.exp(pool - peak).sum(dtype=np.float64))
-    for width in (_HEAD, len(pool)):
+    for width in (*_HEADS, len(pool)):
         head = np.partition(pool, len(pool) - width)[len(pool) - width :] if width < len(pool) else pool.copy()
         head.sort()
         head = head[::-1]

@@ -134,6 +134,8 @@ def _no_token(logits: torch.Tensor, row: SamplingRow) -> str:
 
 def logprobs_of(logits: torch.Tensor, chosen: Sequence[int], count: int) -> list[TokenLogprobs]:
     """Return each row's chosen token and its `count` likeliest ones (-1: all), of the logits as they are."""
+    if logits.device.type == "cpu":
+        return [_logprobs_of_row(row.float().numpy(), token, count) for row, token in zip(logits, chosen, strict=True)]
     values = logits.float()
     picked = values.gather(1, torch.tensor(chosen, device=values.device)[:, None])
     ranks = (values > picked).sum(dim=-1).add_(1).tolist()
@@ -145,6 +147,20 @@ def logprobs_of(logits: torch.Tensor, chosen: Sequence[int], count: int) -> list
         TokenLogprobs(TokenLogprob(token, own[at], ranks[at]), _ranked(top[at].tolist(), ids[at].tolist()))
         for at, token in enumerate(chosen)
     ]
+
+
+def _logprobs_of_row(values: NDArray[np.float32], token: int, count: int) -> TokenLogprobs:
+    peak = values.max()
+    total = float(peak) + math.log(float(np.exp(values - peak).sum(dtype=np.float64)))
+    picked = values[token]
+    chosen = TokenLogprob(token, float(picked) - total, int(np.count_nonzero(values > picked)) + 1)
+    wanted = len(values) if count < 0 else min(count, len(values))
+    if not wanted:
+        return TokenLogprobs(chosen, ())
+    rest = len(values) - wanted
+    top = np.flatnonzero(values >= np.partition(values, rest)[rest]) if rest else np.arange(len(values))
+    top = top[np.lexsort((top, -values[top]))][:wanted]
+    return TokenLogprobs(chosen, _ranked((values[top].astype(np.float64) - total).tolist(), top.tolist()))
 
 
 def _ranked(values: list[float], ids: list[int]) -> tuple[TokenLogprob, ...]:
