@@ -56,6 +56,11 @@ def test_a_backend_needs_a_package_that_can_use_a_gpu(installed, cannot):
     assert without_gpu(backends, installed.get) == cannot
 
 
+def test_language_models_run_on_gpus_where_torch_can():
+    assert without_gpu({"llm", "vllm"}, {"torch": "2.13.0+cpu"}.get) == {"llm", "vllm"}
+    assert not without_gpu({"llm", "vllm"}, {"torch": "2.13.0"}.get)
+
+
 @pytest.mark.parametrize(("backend", "kind", "gpus"), [("python", "KIND_GPU", (0, 1)), ("pytorch", "KIND_CPU", ())])
 def test_instances_are_placed_on_gpus_that_their_backend_can_use(tmp_path, backend, kind, gpus):
     completion = Completion(gpu_count=2, without_gpu=frozenset({"pytorch"}))

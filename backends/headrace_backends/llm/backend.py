@@ -15,7 +15,7 @@ from typing import ClassVar, Final
 
 from headrace_backends.api import Batch, BatchRequest, ModelContext, ModelDescription
 from headrace_backends.llm.asked_call import Reading
-from headrace_backends.llm.call_reading import CallReader, decode_call, wrong
+from headrace_backends.llm.call_reading import CallReader, decode_call, renamed, wrong
 from headrace_backends.llm.description import completed
 from headrace_backends.llm.engine import Engine, EngineCall
 from headrace_backends.llm.engines import make_engine
@@ -138,7 +138,10 @@ class LlmBackend:
             return Reading(self._reader.read(call), self._event_form)
         names = asked_outputs(request)
         call = read_generation(request) if embedding is None else read_embedding(embedding)
-        asked = self._reader.read(call, texts=True, sums="cumulative_logprob" in names)
+        try:
+            asked = self._reader.read(call, texts=True, sums="cumulative_logprob" in names)
+        except InferError as error:
+            raise renamed(error, "prompts", "text_input" if embedding is None else "embedding_request") from None
         return Reading(asked, V2Form(names, self._spelling))
 
     def _end_process(self, error: InferError) -> None:

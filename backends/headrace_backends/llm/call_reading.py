@@ -271,6 +271,14 @@ def wrong(field: str, message: str, *, unsupported: bool = False, named: bool = 
     return InferError(code, message if named else f"{field}: {message}", param=field.partition("[")[0])
 
 
+def renamed(error: InferError, field: str, name: str) -> InferError:
+    """Return an error of a field as its client knows the field."""
+    if error.param != field:
+        return error
+    message = error.message.replace(field, name, 1) if error.message.startswith(field) else error.message
+    return InferError(error.code, message, error.reason, detail=error.detail, param=name)
+
+
 def too_long(where: str, found: str, length: int) -> InferError:
     """Return the error of a prompt that leaves no room."""
     message = f"{where}: {found}; the model takes {length} tokens, those that it generates included"

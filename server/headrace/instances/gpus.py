@@ -10,6 +10,8 @@ from typing import Final
 GPU_PACKAGES: Final = {
     "onnxruntime": ("onnxruntime-gpu",),
     "pytorch": ("torch",),
+    "llm": ("torch",),
+    "vllm": ("torch",),
     "tensorrt": ("tensorrt", "tensorrt-cu13", "tensorrt-cu12", "tensorrt-cu11"),
     "identity": (),
 }

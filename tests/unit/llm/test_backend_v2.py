@@ -124,6 +124,8 @@ def test_a_parameter_that_nobody_knows_is_refused_and_what_reads_like_a_header_i
     [
         ({"text": None}, "text_input"),
         ({"text": b"\xff"}, "text_input"),
+        ({"text": "x" * 2000}, "text_input"),
+        ({"embedding_request": {"input": [999]}}, "embedding_request"),
         ({"sampling_parameters": "nonsense"}, "sampling_parameters"),
         ({"sampling_parameters": [1]}, "sampling_parameters"),
         ({"sampling_parameters": {"temperature": 7}}, "temperature"),
