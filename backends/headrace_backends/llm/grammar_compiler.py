@@ -167,6 +167,7 @@ class GrammarCompiler:
     def _settle(self, structured: StructuredOutput, future: Future[Grammar], outcome: Grammar | InferError) -> None:
         with contextlib.suppress(InvalidStateError):  # it was overdue, and has been told so
             if isinstance(outcome, InferError):
+                outcome.param = outcome.param or "structured"
                 if outcome.code is not ErrorCode.INVALID_ARG:
                     with self._lock:
                         self._drop((structured.kind, structured.spec))
