@@ -71,11 +71,11 @@ class CompiledStep:
         arguments = Arguments(
             query.data_ptr(), query.stride(0), out.data_ptr(), out.stride(0), cached.data_ptr(), shape.kv_heads,
             cached.stride(2) * cached.itemsize, self._rows.ctypes.data, len(self._rows), self._blocks.ctypes.data,
-            how.window or 0, bits(how.scaling), bits(how.softcap or 0.0),
+            how.window or 0, bits(how.scaling), bits(how.softcap or 0.0), self._cache.block_size,
         )  # fmt: skip
-        group, size = query.shape[1] // shape.kv_heads, self._cache.block_size
+        group = query.shape[1] // shape.kv_heads
         narrow = self._cache.dtype == torch.bfloat16
-        run = attention(self._numbers, narrow, shape.key_dim, shape.value_dim, group, size)
+        run = attention(self._numbers, narrow, shape.key_dim, shape.value_dim, group)
         run(arguments, self._threads)
 
 

@@ -38,10 +38,10 @@ class TorchRunner(StepRunner):
         """Take over the model's attention and reserve the cache.
 
         `fuse` takes the model's weights over as well, where its architecture is known and compiled loops are to be had: the
-        model cannot be used any more but by this runner, nor may its modules be hooked. `quantization` of the weights, "int8" or
-        "int4", is of fused models. `kv_cache_dtype` is "auto", the
-        model's own, or "int8". Raises UNSUPPORTED where the model does not let its attention be replaced, INVALID_ARG where the cache is too
-        small for one request of `max_model_len` tokens.
+        model cannot be used any more but by this runner, nor may its modules be hooked. `quantization` of the weights, "int8"
+        or "int4", is of fused models. `kv_cache_dtype` is "auto", the model's own, or "int8". Raises UNSUPPORTED where the
+        model does not let its attention be replaced, or cannot be quantised, INVALID_ARG where the cache is too small for one
+        request of `max_model_len` tokens.
         """
         probe = probed(model)
         shapes, eight_bits = probe.layers, takes_eight_bits(kv_cache_dtype)
@@ -60,6 +60,7 @@ class TorchRunner(StepRunner):
         if self._fused is None:
             model.base_model.register_forward_hook(self._keep_hidden)
         super().__init__(int(model.config.get_text_config().vocab_size))
+        self._warm_up()
 
     def _logits(self, scheduled: Sequence[ScheduledRequest], rows: Sequence[int]) -> torch.Tensor:
         """Return the logits [rows, vocabulary] that follow those of the step's tokens, in the model's own dtype."""
@@ -72,19 +73,28 @@ class TorchRunner(StepRunner):
             tokens.extend(entry.token_ids)
             positions.extend(range(entry.start, entry.end))
             slots.extend(entry.slots(self.cache.block_size))
-        step = PagedStep(self.cache, spans, slots)
+        return self._forward(tokens, positions, PagedStep(self.cache, spans, slots), rows)
+
+    def _forward(
+        self, tokens: Sequence[int], positions: Sequence[int], step: PagedStep, rows: Sequence[int]
+    ) -> torch.Tensor:
         if self._fused is not None:
             logits, hidden = self._fused(self._integers(tokens), self._integers(positions), step, self._integers(rows))
             self._hidden = hidden[None]
             return logits
-        logits = self._model(
+        out: torch.Tensor = self._model(
             input_ids=self._integers([tokens]),
             position_ids=self._integers([positions]),
             use_cache=False,
             logits_to_keep=self._integers(rows),
             **{STEP: step},
         ).logits
-        return logits[0]
+        return out[0]
+
+    def _warm_up(self) -> None:
+        """Run one token in the block that nobody gets, so that what is compiled at first use is when requests come."""
+        with torch.inference_mode():
+            self._forward([0], [0], PagedStep(self.cache, [SequenceSpan(0, 1, 0, [0])], [0]), [0])
 
     def _keep_hidden(self, _module: Any, _inputs: Any, output: Any) -> None:
         self._hidden = output[0]

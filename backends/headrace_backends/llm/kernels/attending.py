@@ -11,13 +11,12 @@ from functools import cache
 from typing import Any, Final
 
 import numpy as np
-from numba import carray, cfunc
+from numba import carray
 
 from headrace_backends.llm.kernels.emitting import (
-    LOOSE,
-    SIGNATURE,
     SOURCES,
     at,
+    compiled,
     exponential,
     float_of_bits,
     highest,
@@ -37,12 +36,12 @@ _TABLE: Final = 1 << 40
 
 
 @cache
-def attention(numbers: int, narrow_model: bool, dim_k: int, dim_v: int, group: int, size: int) -> Kernel:
-    """Return attention over a cache of such numbers, head widths and block size, `group` query heads to a KV head.
+def attention(numbers: int, narrow_model: bool, dim_k: int, dim_v: int, group: int) -> Kernel:
+    """Return attention over a cache of such numbers and head widths, `group` query heads to a KV head.
 
     `narrow_model`: queries and output are bf16, not fp32. Arguments: 0 a counter at 0, 1 query, 2 its elements
     a row, 3 output, 4 its elements a row, 5 cache, 6 KV heads, 7 bytes that the cache keeps of a token and head, 8 rows,
-    9 how many, 10 block numbers, 11 window or 0, 12 scaling and 13 soft cap or 0 as the bits of fp32. A row is three
+    9 how many, 10 block numbers, 11 window or 0, 12 scaling and 13 soft cap or 0 as the bits of fp32, 14 tokens of a block. A row is three
     integers: its number in query and output, where its block numbers begin, how many keys it has.
     """
     source = SOURCES
@@ -54,9 +53,9 @@ def attention(numbers: int, narrow_model: bool, dim_k: int, dim_v: int, group: i
     scale_k, scale_v = dim_k + dim_v, dim_v + 2
 
     def kernel(args: Any) -> None:
-        of = carray(args, (14 + source * 0,))
+        of = carray(args, (15 + source * 0,))
         heads, token = of[6], of[7]
-        step = heads * token
+        step, size = heads * token, of[14]
         rows = at(of[8], (of[9], 3), np.int64)
         window, scaling, softcap = of[11], float_of_bits(of[12]), float_of_bits(of[13])
         query = np.empty((group, dim_k), dtype=np.float32)
@@ -122,4 +121,4 @@ def attention(numbers: int, narrow_model: bool, dim_k: int, dim_v: int, group: i
                 for d in range(dim_v):
                     out[g, d] = narrow(total[g, d] / mass[g], out)
 
-    return Kernel(cfunc(SIGNATURE, cache=True, fastmath=LOOSE, error_model="numpy")(kernel))
+    return compiled(kernel)

@@ -5,16 +5,20 @@ Imports numba: only modules of kernels import this one, and `loading_of_kernels`
 
 from __future__ import annotations
 
+import logging
 import zlib
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, cfunc, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from headrace_backends.llm.kernels.pool import Kernel
+
+_LOG: Final = logging.getLogger(__name__)
 LOOSE: Final = {"reassoc", "contract", "nsz", "arcp"}
 """Sums may be taken in any order; what is not a number stays so."""
 SIGNATURE: Final = types.void(types.CPointer(types.int64))
@@ -143,6 +147,16 @@ def highest(values: Any, count: Any) -> Any:
     for at in range(1, count):
         most = max(most, values[at])
     return most
+
+
+def compiled(function: Any) -> Kernel:
+    """Compile a function of its arguments' address, or find it compiled on the disk."""
+    options = {"fastmath": LOOSE, "error_model": "numpy"}
+    try:
+        return Kernel(cfunc(SIGNATURE, cache=True, **options)(function))
+    except RuntimeError as error:  # there is no folder to write to: neither beside this file nor the user's own
+        _LOG.info("compiled loops are not kept for the next start: %s", error)
+        return Kernel(cfunc(SIGNATURE, **options)(function))
 
 
 @njit(inline="always")

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, cfunc, types
+from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from headrace_backends.llm.kernels.emitting import LOOSE, SIGNATURE, SOURCES, at, narrow, prefetch_line, take, widen
+from headrace_backends.llm.kernels.emitting import SOURCES, at, compiled, narrow, prefetch_line, take, widen
 from headrace_backends.llm.kernels.pool import Kernel
 from headrace_backends.llm.kernels.products import FP32, INT8, load, multiply_add, pointer_to, total_of
 
@@ -101,4 +101,4 @@ def eight_bit_product(narrow_model: bool, rows: int) -> Kernel:
                             value += widen(biases[n + output])
                         out[row, n + output] = narrow(value, out)
 
-    return Kernel(cfunc(SIGNATURE, cache=True, fastmath=LOOSE, error_model="numpy")(kernel))
+    return compiled(kernel)

@@ -10,13 +10,13 @@ from functools import cache
 from typing import Any, Final
 
 import numpy as np
-from numba import carray, cfunc, njit
+from numba import carray, njit
 
 from headrace_backends.llm.kernels.emitting import (
     LOOSE,
-    SIGNATURE,
     SOURCES,
     at,
+    compiled,
     exponential,
     float_of_bits,
     narrow,
@@ -42,10 +42,6 @@ def _in_eight_bits(values: Any, kept: Any, factors: Any, which: Any) -> None:
     inverse = np.float32(1.0) / factor if factor > np.float32(0.0) else np.float32(0.0)
     for d in range(len(values)):
         kept[d] = np.int8(np.rint(min(max(widen(values[d]) * inverse, np.float32(-127.0)), np.float32(127.0))))
-
-
-def _compiled(kernel: Any) -> Kernel:
-    return Kernel(cfunc(SIGNATURE, cache=True, fastmath=LOOSE, error_model="numpy")(kernel))
 
 
 @cache
@@ -87,7 +83,7 @@ def keeping(numbers: int, narrow_model: bool, dim_k: int, dim_v: int) -> Kernel:
                         for d in range(dim_v):
                             kept_value[d] = value[d]
 
-    return _compiled(kernel)
+    return compiled(kernel)
 
 
 @cache
@@ -126,7 +122,7 @@ def turning(narrow_model: bool, dim: int, turned: int, one_more: bool) -> Kernel
                         values[d] = _plus(one, widen(cosines[d]), -other, widen(sines[d]), values)
                         values[d + half] = _plus(other, widen(cosines[d + half]), one, widen(sines[d + half]), values)
 
-    return _compiled(kernel)
+    return compiled(kernel)
 
 
 @njit(fastmath=LOOSE, error_model="numpy", inline="always")
@@ -186,7 +182,7 @@ def norming(narrow_model: bool, one_more: bool) -> Kernel:
                     residual[d] = narrow(widen(residual[d]) + widen(addend[d]), residual)
             _normed(residual, at(of[6], (dim,), element), at(of[7] + offset, (dim,), element), line, epsilon, one_more)
 
-    return _compiled(kernel)
+    return compiled(kernel)
 
 
 @cache
@@ -219,4 +215,4 @@ def gating(narrow_model: bool, by_tangent: bool) -> Kernel:
                     active = gate / (np.float32(1.0) + exponential(-gate))
                 out[d] = narrow(widen(narrow(active, out)) * widen(ups[d]), out)
 
-    return _compiled(kernel)
+    return compiled(kernel)
