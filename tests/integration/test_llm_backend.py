@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as triton
@@ -24,6 +25,18 @@ from llm_doors import events, figure, generate, post, tensors
 from scripted_engine import SAYS, script
 from stock_streams import Stream, inputs, streaming
 
+CHAIN = """
+platform: "ensemble"
+input [ { name: "ASK" data_type: TYPE_STRING dims: [ 1 ] }, { name: "LIVE" data_type: TYPE_BOOL dims: [ 1 ] } ]
+output [ { name: "SAID" data_type: TYPE_STRING dims: [ -1 ] } ]
+ensemble_scheduling { step [ {
+  model_name: "echoer" model_version: -1
+  input_map { key: "text_input" value: "ASK" }
+  input_map { key: "stream" value: "LIVE" }
+  output_map { key: "text_output" value: "SAID" }
+} ] }
+"""
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
@@ -33,6 +46,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     scripted_engine.add_model(
         repository, "single", "model_transaction_policy { decoupled: false } instance_group { count: 4 }"
     )
+    (repository / "chain" / "1").mkdir(parents=True)
+    (repository / "chain" / "config.pbtxt").write_text(CHAIN)
     env = scripted_engine.installed(tmp_path_factory.mktemp("site"))
     flags = ("--model-control-mode=explicit", "--load-model=*", "--metrics-compat=vllm", "--backend-restart-limit=20")
     with running(repository, *flags, env=env) as server:
@@ -71,6 +86,14 @@ def test_one_answer_to_one_request_takes_a_model_that_is_not_decoupled(server: R
         with ThreadPoolExecutor(4) as pool:
             answers = list(pool.map(lambda _: client.infer("single", inputs(tensors("hi"))), range(12)))
     assert [answer.as_numpy("text_output")[0] for answer in answers] == [b"hi" + SAYS.encode()] * 12
+
+
+def test_an_ensemble_streams_what_a_language_model_says(server: RunningServer) -> None:
+    with streaming(server) as stream:
+        stream.send("chain", {"ASK": np.array([b"hi"], np.object_), "LIVE": np.array([True])})
+        parts = [result.as_numpy("SAID") for result in stream.to_final()]
+    assert b"".join(part[0] for part in parts if part is not None) == SAYS.encode()
+    assert len(parts) > len(SAYS)
 
 
 def test_what_is_wrong_is_an_error_that_names_it(server: RunningServer) -> None:
