@@ -3,18 +3,15 @@
 import contextlib
 import importlib.util
 import os
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from engine_contract import EngineContract, Heard
-from headrace_backends.llm.adapters import hosted
-from headrace_backends.llm.adapters.hosted_wire import Opening
 from headrace_backends.llm.adapters.vllm import VARIABLE, VllmEngine
 from headrace_backends.llm.native import NativeEngine
-from scripted_engine import DIMENSIONS, ByteText, ScriptedEngine
+from hosted_engines import hosted_script
+from scripted_engine import ScriptedEngine
 
 
 @contextlib.contextmanager
@@ -57,22 +54,6 @@ class TestHosted(Scripted):
     def engine(cls):
         with opened(hosted_script()) as both:
             yield both
-
-
-def hosted_script() -> hosted.HostedEngine:
-    def argv(descriptor: int) -> list[str]:
-        return [
-            sys.executable, "-m", "headrace_backends.llm.adapters.engine_host", "hosted_script", str(descriptor),
-        ]  # fmt: skip
-
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
-    return hosted.HostedEngine(
-        "the script's process",
-        argv,
-        {**os.environ, "PYTHONPATH": path},
-        Opening({"embedding_width": DIMENSIONS}, {}),
-        lambda told: (told.card, ByteText()),
-    )
 
 
 class TestNative(EngineContract):

@@ -175,7 +175,7 @@ class HostedEngine:
         self._alive = False
         if self._closing:
             return
-        how = self._end_process(_DYING_S)
+        how = self._end_process(_DYING_S if error is None else 0)
         reason = error or unavailable(f"{self._name} {how}")
         with self._sending:
             left = sorted(self._calls)

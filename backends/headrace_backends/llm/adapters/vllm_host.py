@@ -32,8 +32,17 @@ from headrace_backends.llm.adapters.vllm_requests import Requests
 from headrace_backends.llm.adapters.vllm_stats import StatsSum
 from headrace_backends.llm.engine import EngineCall, Told
 from headrace_backends.llm.sampling_params import truncated
-from headrace_backends.llm.settings_fields import IGNORED
-from headrace_protocol.errors import ErrorCode, ErrorDetail, FailureReason, InferError, internal, invalid, unavailable
+from headrace_backends.llm.settings_ignored import IGNORED
+from headrace_protocol.errors import (
+    ErrorCode,
+    ErrorDetail,
+    FailureReason,
+    InferError,
+    internal,
+    invalid,
+    unavailable,
+    unsupported,
+)
 from headrace_protocol.generation import AdapterCard, ModelCard, Task
 
 _STATS_S: Final = 0.25
@@ -164,6 +173,10 @@ class _Host:
     async def _serve(self, call: EngineCall) -> None:
         """Run one call to its end, whichever that is."""
         try:
+            if call.beam is not None:
+                raise unsupported(
+                    "beam_width: vLLM's engine samples only; the engines headrace and llama_cpp search by beams"
+                )
             if call.embed:
                 self._tell(Told(call.number, vectors=await self._embed(call)))
             else:
