@@ -17,10 +17,12 @@ from typing import Final, NamedTuple, Protocol
 from headrace_backends.api import StreamResponse, send_many
 from headrace_backends.llm.engine import Told
 from headrace_backends.llm.open_calls import OpenCall
-from headrace_protocol.errors import InferError, cancelled, internal, unavailable
+from headrace_protocol.errors import ErrorCode, ErrorDetail, InferError, cancelled, internal, unavailable
 
 _LOG: Final = logging.getLogger(__name__)
 MOST_JOINED: Final = 256
+MAX_CALLS: Final = 16384
+"""Calls under way; engines refuse long before, by their own limits."""
 _TOO_SLOW: Final = unavailable("the client reads too slowly: more waits for it than may be kept")
 
 
@@ -86,7 +88,10 @@ class Teller:
     # Called by other threads.
 
     def add(self, call: OpenCall) -> None:
-        """Take a call over, before the engine gets it."""
+        """Take a call over, before the engine gets it. Raises UNAVAILABLE beyond MAX_CALLS."""
+        if len(self._calls) >= MAX_CALLS:
+            message = f"{MAX_CALLS} requests are under way in this process already"
+            raise InferError(ErrorCode.UNAVAILABLE, message, detail=ErrorDetail.QUEUE_FULL)
         self._calls[call.number] = call
 
     def look(self, call: OpenCall) -> None:

@@ -14,7 +14,7 @@ from headrace_backends.llm.open_calls import joined
 from headrace_backends.llm.request import FinishReason
 from headrace_backends.llm.sampling_params import SamplingParams
 from headrace_backends.llm.telling import _News
-from headrace_protocol.errors import ErrorCode, internal
+from headrace_protocol.errors import ErrorCode, ErrorDetail, InferError, internal
 from telling_fakes import Telling, chance, out
 
 
@@ -172,6 +172,14 @@ def test_a_client_for_whom_too_much_is_kept_is_dropped(t: Telling, monkeypatch: 
     t.told(Told(1, [out("a", logprobs=(chance(1, 5),))]))
     assert client.error.code is ErrorCode.UNAVAILABLE
     assert t.aborted == [1]
+
+
+def test_calls_under_way_have_a_bound(t: Telling, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telling, "MAX_CALLS", 1)
+    t.call(1)
+    with pytest.raises(InferError) as raised:
+        t.call(2)
+    assert (raised.value.code, raised.value.detail) == (ErrorCode.UNAVAILABLE, ErrorDetail.QUEUE_FULL)
 
 
 def test_an_engine_that_broke_ends_what_it_did_not_tell_of_and_then_the_process(t: Telling) -> None:
