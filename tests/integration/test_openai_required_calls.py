@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jsonschema
+import openai
 import pytest
 from openai import OpenAI
 
@@ -80,6 +81,25 @@ def test_each_required_call_is_of_a_tool_and_keeps_to_its_schema(client: OpenAI)
         choices = list(pool.map(lambda seed: ask(client, seed, "required"), range(ASKED)))
     assert {checked(choice) for choice in choices} == set(SCHEMAS)
     assert {choice.finish_reason for choice in choices} == {"tool_calls"}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": "bar"}},
+        {"properties": {"a": {"type": "nope"}}},
+        {"properties": {"a": {"$ref": "#/$defs/nothing"}}, "required": ["a"]},
+        {"properties": {"a": {"pattern": "(", "type": "string"}}, "required": ["a"]},
+    ],
+)
+def test_a_schema_that_cannot_be_kept_is_told_before_anything_is_generated(client: OpenAI, schema: Any) -> None:
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", **schema}}}
+    for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": "hello"}], tools=[tool], tool_choice=choice
+            )
+        assert refused.value.param == "tools"
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

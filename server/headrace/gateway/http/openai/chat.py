@@ -49,6 +49,8 @@ class Chat(CallEndpoint):
         model = self._directory.find(fields.text("model"))
         model.check_task("generate", "chats")
         call, form = read_chat(fields, model)
+        if form.plan.structured is not None:
+            exchange.names = {**_NAMES, "structured": "tools"}
         timeout_us = read_timeout(fields)
         under_way: CallStream | CallAnswer
         if form.stream:
