@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from headrace_backends.llm.settings_fields import IGNORED, READERS, WrongSettingError, near_name
+from headrace_backends.llm.settings_fields import READERS, WrongSettingError, near_name
+from headrace_backends.llm.settings_ignored import IGNORED, UNSUPPORTED
 from headrace_protocol.errors import invalid, not_found
 
 FILE: Final = "model.json"
@@ -116,11 +117,14 @@ def parse(given: Mapping[str, Any], source: Path) -> Settings:
     problems: list[str] = []
     read: dict[str, Any] = {}
     ignored = []
-    for name, value in given.items():
+    for name, value in _spelled_out(given).items():
         if name == "engine" or value is None:
             continue
         if name in IGNORED:
             ignored.append(name)
+        elif name in UNSUPPORTED:
+            if value not in UNSUPPORTED[name]:
+                problems.append(f"{name}: this engine does not have it; the engine vllm does")
         elif name not in READERS:
             problems.append(f"{name}: no such setting{near_name(name)}")
         else:
@@ -139,6 +143,25 @@ def parse(given: Mapping[str, Any], source: Path) -> Settings:
     if problems:
         raise invalid(f"{FILE}: " + "; ".join(problems))
     return Settings(**read, ignored=tuple(ignored))
+
+
+def _spelled_out(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with vLLM's other ways of saying some of them in the words that are read here."""
+    found = {name: value for name, value in given.items() if value is not None}
+    short = {name: found.pop(f"spec_{name}", None) for name in ("method", "model", "tokens")}
+    if any(value is not None for value in short.values()):
+        short["num_speculative_tokens"] = short.pop("tokens")
+        found.setdefault("speculative_config", short)
+    pooler = found.pop("pooler_config", None)
+    if isinstance(pooler, Mapping) and isinstance(kind := pooler.get("pooling_type"), str):
+        found.setdefault("pooling", kind.lower())
+    if (found.pop("runner", None), found.pop("convert", None)) in {
+        ("pooling", None),
+        ("pooling", "embed"),
+        (None, "embed"),
+    }:
+        found.setdefault("task", "embed")
+    return found
 
 
 def _adapters(given: Mapping[str, Path], source: Path, problems: list[str]) -> dict[str, Path]:

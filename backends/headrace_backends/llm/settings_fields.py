@@ -11,74 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-IGNORED: Final = frozenset(
-    [
-        "async_scheduling",
-        "attention_backend",
-        "attention_config",
-        "block_table_size",
-        "code_revision",
-        "compilation_config",
-        "config_format",
-        "cpu_offload_gb",
-        "cuda_graph_sizes",
-        "data_parallel_size",
-        "disable_cascade_attn",
-        "disable_custom_all_reduce",
-        "disable_log_requests",
-        "disable_log_stats",
-        "disable_sliding_window",
-        "distributed_executor_backend",
-        "download_dir",
-        "enable_expert_parallel",
-        "enable_log_requests",
-        "enable_prompt_tokens_details",
-        "enable_sleep_mode",
-        "enforce_eager",
-        "fully_sharded_loras",
-        "guided_decoding_backend",
-        "hf_overrides",
-        "hf_token",
-        "ignore_patterns",
-        "kv_transfer_config",
-        "limit_mm_per_prompt",
-        "lora_dtype",
-        "max_cpu_loras",
-        "max_parallel_loading_workers",
-        "max_seq_len_to_capture",
-        "mm_processor_cache_gb",
-        "mm_processor_kwargs",
-        "model_impl",
-        "model_loader_extra_config",
-        "nnodes",
-        "node_rank",
-        "num_scheduler_steps",
-        "optimization_level",
-        "otlp_traces_endpoint",
-        "pipeline_parallel_size",
-        "prefix_caching_hash_algo",
-        "preemption_mode",
-        "ray_workers_use_nsight",
-        "revision",
-        "rope_scaling",
-        "rope_theta",
-        "runner",
-        "convert",
-        "safetensors_load_strategy",
-        "scheduler_delay_factor",
-        "skip_tokenizer_init",
-        "structured_outputs_config",
-        "swap_space",
-        "tokenizer_mode",
-        "tokenizer_revision",
-        "trust_remote_code",
-        "use_tqdm_on_load",
-        "use_v2_block_manager",
-        "worker_cls",
-        "worker_extension_cls",
-    ]
-)
-"""Arguments of vLLM that change nothing here: they are accepted, so that a folder made for it loads."""
+from headrace_backends.llm.settings_ignored import IGNORED, UNSUPPORTED
 
 Reader = Callable[[Any, Path], Any]
 _GGUF: Final = ".gguf"
@@ -102,7 +35,7 @@ class WrongSettingError(Exception):
 
 def near_name(name: str) -> str:
     """Return the question whether a name was meant that is near this one, or nothing."""
-    near = get_close_matches(name, [*READERS, *IGNORED, "engine"], 1)
+    near = get_close_matches(name, [*READERS, *IGNORED, *UNSUPPORTED, "engine"], 1)
     return f"; is {near[0]} meant?" if near else ""
 
 

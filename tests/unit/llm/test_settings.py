@@ -117,6 +117,21 @@ def test_speculation_is_ngram_unless_a_model_is_named(version):
     assert read(prompt_lookup_max=1).prompt_lookup_min == 1
 
 
+def test_vllms_short_forms_are_spelled_out(version):
+    given = {"model": "weights", "spec_method": "ngram", "spec_tokens": 7, "runner": "pooling", "convert": "embed"}
+    settings = parse(given | {"pooler_config": {"pooling_type": "MEAN", "normalize": True}}, version)
+    assert settings.speculative_config == Speculation("ngram", None, 7)
+    assert (settings.task, settings.pooling) == ("embed", "mean")
+
+
+def test_what_would_change_answers_and_is_not_here_is_refused_but_for_its_default(version):
+    given = {"model": "weights", "rope_scaling": {}, "pipeline_parallel_size": 1, "skip_tokenizer_init": False}
+    assert parse(given, version).ignored == ()
+    told = wrong({"model": "weights", "hf_overrides": {"rope_theta": 3}, "pipeline_parallel_size": 2}, version)
+    for name in ("hf_overrides", "pipeline_parallel_size"):
+        assert f"{name}: this engine does not have it" in told
+
+
 def test_a_draft_model_without_its_path_is_refused(version):
     told = wrong({"model": "weights", "speculative_config": {"method": "draft_model"}}, version)
     assert "speculative_config.model: the method draft_model needs the path of a model" in told
