@@ -42,10 +42,13 @@ class LlmBackend:
 
     def make_engine(self, model: ModelContext) -> Engine:
         """Return the model's engine, not open."""
+        environment = model.backend_config.get("vllm-environment")
+        defaults = {} if environment is None else {"vllm": {"vllm_environment": environment}}
         try:
-            return make_engine(model.version_directory, threads=model.threads, device=_device(model))
+            return make_engine(model.version_directory, threads=model.threads, device=_device(model), defaults=defaults)
         except ModuleNotFoundError as error:
-            raise unavailable(f"{error.name} is not installed: pip install headrace[llm]") from error
+            extra = "llama-cpp" if error.name == "llama_cpp" else "llm"
+            raise unavailable(f"{error.name} is not installed: pip install headrace[{extra}]") from error
 
     def initialize(self, model: ModelContext) -> ModelDescription:
         """Load the model and start its engine; describes the tensors of Triton's vLLM backend, and ours."""

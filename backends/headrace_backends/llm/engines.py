@@ -24,15 +24,24 @@ _MAKERS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 """Of each engine the module and the name of its `EngineMaker` there."""
 
 
-def make_engine(source: Path, *, threads: int, device: str, engine: str | None = None) -> Engine:
+def make_engine(
+    source: Path,
+    *,
+    threads: int,
+    device: str,
+    engine: str | None = None,
+    defaults: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> Engine:
     """Return the engine of the model in a version directory, not open.
 
-    `engine` stands for what model.json says; `device` is cpu or cuda:N. Raises InferError where the settings are wrong.
+    `engine` stands for what model.json says; `device` is cpu or cuda:N; `defaults` has settings by engine, for what
+    model.json does not say. Raises InferError where the settings are wrong.
     """
     settings = read_model_json(source)
-    return maker(engine or settings.get("engine", DEFAULT_ENGINE))(
-        source if source.is_dir() else source.parent, settings, threads=threads, device=device
-    )
+    name = engine or settings.get("engine", DEFAULT_ENGINE)
+    make = maker(name)
+    settings = {**defaults.get(name, {}), **settings}
+    return make(source if source.is_dir() else source.parent, settings, threads=threads, device=device)
 
 
 def maker(name: Any) -> EngineMaker:
