@@ -39,13 +39,13 @@ def read(plan: ToolPlan, text: str) -> Heard:
 
 def test_a_request_without_tools_wants_none():
     plan = planned({}, None)
-    assert (plan.choice, plan.told, plan.structured, plan.parser(str)) == ("none", None, None, None)
+    assert (plan.choice.kind, plan.told, plan.structured, plan.parser(str)) == ("none", None, None, None)
     assert plan.finish_reason("stop", 0) == "stop"
 
 
 def test_tools_are_shown_to_the_template_as_they_are_written_and_the_model_chooses():
     plan = planned({"tools": [WEATHER, TIME]})
-    assert plan.choice == "auto"
+    assert plan.choice.kind == "auto"
     assert plan.told == [WEATHER, TIME]
     assert plan.structured is None
     assert read(plan, '<tool_call>{"name": "x"}').calls == [("x", "{}")]
@@ -91,6 +91,26 @@ def test_a_named_function_is_called_with_the_whole_text_and_ends_with_stop():
     assert plan.finish_reason("length", 1) == "length"
 
 
+def test_some_of_the_tools_may_be_allowed():
+    def allowing(mode, *names):
+        tools = [{"type": "function", "function": {"name": name}} for name in names]
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+        return planned({"tools": [WEATHER, TIME], "tool_choice": choice}, "llama3_json")
+
+    plan = allowing("auto", "get_time")
+    assert plan.told == [WEATHER, TIME]
+    assert read(plan, '{"name": "get_time", "parameters": {}}').calls == [("get_time", "{}")]
+    assert read(plan, '{"name": "get_weather", "parameters": {}}').calls == []
+    plan = allowing("required", "get_weather")
+    assert schema_of(plan)["items"]["properties"]["name"]["enum"] == ["get_weather"]
+    assert plan.finish_reason("stop", 1) == "tool_calls"
+    with pytest.raises(HttpError, match="there is no tool 'x'"):
+        allowing("auto", "get_time", "x")
+    with pytest.raises(HttpError) as refused:
+        allowing("auto")
+    assert refused.value.param == "tool_choice.allowed_tools.tools"
+
+
 def test_references_of_a_schema_hold_where_it_is_moved_to():
     schema = {
         "properties": {"a": {"$ref": "#/$defs/A"}, "self": {"$ref": "#"}, "$ref": {"const": {"$ref": "#"}}},
@@ -134,11 +154,11 @@ def test_mistrals_marker_is_a_special_token_that_has_to_stay_in_the_text():
 def test_functions_of_old_are_tools_with_one_call_and_an_ending_of_their_own():
     plan = planned({"functions": [WEATHER["function"], TIME["function"]]})
     assert plan.told == [WEATHER, TIME]
-    assert (plan.choice, plan.legacy, plan.parallel) == ("auto", True, False)
+    assert (plan.choice.kind, plan.legacy, plan.parallel) == ("auto", True, False)
     assert plan.finish_reason("stop", 1) == "function_call"
     named = planned({"functions": [WEATHER["function"]], "function_call": {"name": "get_weather"}}, None)
-    assert (named.choice, named.name, named.finish_reason("stop", 1)) == ("named", "get_weather", "stop")
-    assert planned({"functions": [TIME["function"]], "function_call": "none"}).choice == "none"
+    assert (named.choice, named.finish_reason("stop", 1)) == (("named", {"get_weather"}), "stop")
+    assert planned({"functions": [TIME["function"]], "function_call": "none"}).choice.kind == "none"
 
 
 @pytest.mark.parametrize(
@@ -203,4 +223,4 @@ def test_a_model_whose_calls_cannot_be_read_is_said_so_unless_the_grammar_makes_
     with pytest.raises(HttpError, match="tool_choice 'required'") as raised:
         planned({"tools": [TIME]}, tool_format)
     assert (raised.value.param, raised.value.code) == ("tools", "unsupported_parameter")
-    assert planned({"tools": [TIME], "tool_choice": "required"}, tool_format).choice == "required"
+    assert planned({"tools": [TIME], "tool_choice": "required"}, tool_format).choice.kind == "required"

@@ -1,4 +1,4 @@
-"""Calls of tools: what a request may ask for, what the model's text means, and how an answer shows it. All pure.
+"""Calls of tools: what a request may ask for, and what the model's text means. All pure.
 
-`plan.plan_tools` reads the fields of a request, `chat_parser.ChatParser` the text of one choice, `shapes` writes JSON.
+`chat_plan.plan_chat` reads a request; the reader that its plan gives for each choice takes the text apart.
 """

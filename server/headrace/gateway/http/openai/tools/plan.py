@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -20,7 +20,6 @@ from headrace_protocol.generation import StructuredOutput
 
 MAX_TOOLS: Final = 128
 _NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
-_CHOICES: Final = ("none", "auto", "required")
 
 
 class Tool(msgspec.Struct, frozen=True):
@@ -34,13 +33,20 @@ class Tool(msgspec.Struct, frozen=True):
     strict: bool = False
 
 
+class ToolChoice(NamedTuple):
+    """Which tools may or have to be called."""
+
+    kind: Literal["none", "auto", "required", "named"] = "none"
+    names: frozenset[str] = frozenset()
+    """Those that may be called; the one that has to be, where the kind is named."""
+
+
 class ToolPlan(msgspec.Struct, frozen=True):
     """What a request wants of tools."""
 
     tools: tuple[Tool, ...] = ()
-    choice: Literal["none", "auto", "required", "named"] = "none"
-    name: str | None = None
-    """The one that has to be called, where the choice is named."""
+    """Those that the template shows."""
+    choice: ToolChoice = ToolChoice()
     parallel: bool = True
     """Whether one message may have several calls."""
     legacy: bool = False
@@ -61,32 +67,33 @@ class ToolPlan(msgspec.Struct, frozen=True):
         None: whatever the response format says. Under "auto" there is one only where a function is `strict`, and where
         the request says nothing else of the text.
         """
-        if self.choice == "named":
-            return arguments_of(next(tool.schema for tool in self.tools if tool.name == self.name))
-        if self.choice == "required":
-            return any_call([(tool.name, tool.schema) for tool in self.tools], parallel=self.parallel)
-        if self.choice == "auto" and self.free_text and any(tool.strict for tool in self.tools):
-            schemas = [(tool.name, tool.schema if tool.strict else {}) for tool in self.tools]
+        tools = [tool for tool in self.tools if tool.name in self.choice.names]
+        if self.choice.kind == "named":
+            return arguments_of(tools[0].schema)
+        if self.choice.kind == "required":
+            return any_call([(tool.name, tool.schema) for tool in tools], parallel=self.parallel)
+        if self.choice.kind == "auto" and self.free_text and any(tool.strict for tool in tools):
+            schemas = [(tool.name, tool.schema if tool.strict else {}) for tool in tools]
             return strict_calls(schemas, self.tool_format or "")
         return None
 
     @property
     def keeps_special_tokens(self) -> bool:
         """Whether special tokens have to stay in the text, since calls are marked by them."""
-        return self.choice == "auto" and FORMATS[self.tool_format or ""].special
+        return self.choice.kind == "auto" and FORMATS[self.tool_format or ""].special
 
     def parser(self, make_id: Callable[[], str]) -> ToolParser | None:
         """Return what reads the text of one choice, None where it is content alone. `make_id` names each call."""
-        if self.choice == "none":
+        kind, names = self.choice
+        if kind == "none":
             return None
-        names = frozenset(tool.name for tool in self.tools)
-        if self.choice == "auto":
+        if kind == "auto":
             return parser_of(self.tool_format or "", names, make_id, parallel=self.parallel)
-        return parser_of_choice(self.name, names, make_id, parallel=self.parallel)
+        return parser_of_choice(next(iter(names)) if kind == "named" else None, names, make_id, parallel=self.parallel)
 
     def finish_reason(self, reason: str, calls: int) -> str:
         """Return how a choice ended that has so many calls, where the engine says `reason`."""
-        if reason != "stop" or not calls or self.choice == "named":
+        if reason != "stop" or not calls or self.choice.kind == "named":
             return reason
         return "function_call" if self.legacy else "tool_calls"
 
@@ -102,8 +109,8 @@ def plan_tools(body: Fields, model: str, tool_format: str | None) -> ToolPlan:
             "'functions' and 'tools' cannot both be there; the latter took the place of the former", "functions"
         )
     tools = _functions(body) if legacy else _tools(body)
-    choice, name = _choice(body, "function_call" if legacy else "tool_choice", tools, legacy=legacy)
-    if choice == "auto" and tool_format not in FORMATS:
+    choice = _choice(body, "function_call" if legacy else "tool_choice", tools, legacy=legacy)
+    if choice.kind == "auto" and tool_format not in FORMATS:
         told = (
             "in no form that is known here"
             if tool_format is None
@@ -117,7 +124,7 @@ def plan_tools(body: Fields, model: str, tool_format: str | None) -> ToolPlan:
     parallel = body.flag("parallel_tool_calls", True) and not legacy
     wanted = body.any("response_format")
     plain = wanted is None or (isinstance(wanted, dict) and wanted.get("type") == "text")
-    return ToolPlan(tools, choice, name, parallel, legacy, tool_format, plain and not body.has("structured_outputs"))
+    return ToolPlan(tools, choice, parallel, legacy, tool_format, plain and not body.has("structured_outputs"))
 
 
 def _tools(body: Fields) -> tuple[Tool, ...]:
@@ -173,30 +180,55 @@ def _distinct(tools: list[Tool], path: str, tail: str) -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-def _choice(
-    body: Fields, member: str, tools: tuple[Tool, ...], *, legacy: bool
-) -> tuple[Literal["none", "auto", "required", "named"], str | None]:
+def _choice(body: Fields, member: str, tools: tuple[Tool, ...], *, legacy: bool) -> ToolChoice:
     value = body.any(member)
+    everyone = frozenset(tool.name for tool in tools)
     if value is None:
-        return ("auto", None) if tools else ("none", None)
-    if not tools:
-        if value == "none":
-            return "none", None
+        return ToolChoice("auto", everyone) if tools else ToolChoice()
+    if not tools and value != "none":
         raise refusal(f"'{member}' needs 'tools'", member)
-    options = _CHOICES[:2] if legacy else _CHOICES
-    for option in options:
-        if value == option:
-            return option, None  # type: ignore[return-value]  # options are what may be returned
-    chosen = body.object(member) if isinstance(value, dict) else None
-    if chosen is None:
-        raise body.wrong(member, f"{', '.join(options)} or an object that names a function", value)
-    if not legacy:
-        if chosen.needed_text("type") != "function":
-            raise chosen.wrong("type", "'function'", chosen.any("type"))
-        chosen = chosen.object("function")
-        if chosen is None:
-            raise missing(f"{member}.function")
-    name = chosen.needed_text("name")
-    if all(tool.name != name for tool in tools):
-        raise refusal(f"'{chosen.at('name')}': there is no tool {name[:80]!r}", chosen.at("name"))
-    return "named", name
+    match value:
+        case "none":
+            return ToolChoice()
+        case "auto":
+            return ToolChoice("auto", everyone)
+        case "required" if not legacy:
+            return ToolChoice("required", everyone)
+        case dict() if legacy:
+            return ToolChoice("named", frozenset((_known(Fields(value, member), everyone),)))
+        case dict():
+            return _chosen(Fields(value, member), everyone)
+    options = "none, auto or" if legacy else "none, auto, required or"
+    raise body.wrong(member, f"{options} an object that names a function", value)
+
+
+def _chosen(choice: Fields, names: frozenset[str]) -> ToolChoice:
+    """Return the choice that an object makes: one function, or some of which one may or has to be called."""
+    kind = choice.needed_text("type")
+    if kind == "function":
+        return ToolChoice("named", frozenset((_function(choice, names),)))
+    if kind != "allowed_tools":
+        raise choice.wrong("type", "function or allowed_tools", kind)
+    allowed = choice.object("allowed_tools")
+    if allowed is None:
+        raise missing(choice.at("allowed_tools"))
+    mode = allowed.choice("mode", ("auto", "required")) or "auto"
+    items = allowed.objects("tools", MAX_TOOLS, "tools")
+    if not items:
+        raise missing(allowed.at("tools"))
+    chosen = frozenset(_function(item, names) for item in items)
+    return ToolChoice("required" if mode == "required" else "auto", chosen)
+
+
+def _function(item: Fields, names: frozenset[str]) -> str:
+    function = item.object("function")
+    if function is None:
+        raise missing(item.at("function"))
+    return _known(function, names)
+
+
+def _known(function: Fields, names: frozenset[str]) -> str:
+    name = function.needed_text("name")
+    if name not in names:
+        raise refusal(f"'{function.at('name')}': there is no tool {name[:80]!r}", function.at("name"))
+    return name
