@@ -155,11 +155,8 @@ def _spelled_out(given: Mapping[str, Any]) -> dict[str, Any]:
     pooler = found.pop("pooler_config", None)
     if isinstance(pooler, Mapping) and isinstance(kind := pooler.get("pooling_type"), str):
         found.setdefault("pooling", kind.lower())
-    if (found.pop("runner", None), found.pop("convert", None)) in {
-        ("pooling", None),
-        ("pooling", "embed"),
-        (None, "embed"),
-    }:
+    runner, convert = found.pop("runner", None), found.pop("convert", None)
+    if runner == "pooling" or convert == "embed":
         found.setdefault("task", "embed")
     return found
 

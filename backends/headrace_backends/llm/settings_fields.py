@@ -110,9 +110,12 @@ def _length(value: Any, source: Path) -> int | None:
 def _path(value: Any, source: Path) -> Path:
     """Read where something lies: a path, absolute or from the version directory."""
     name = _text(value, source)
-    path = source / Path(name).expanduser()
-    if path.exists():
-        return path
+    try:
+        path = source / Path(name).expanduser()
+        if path.exists():
+            return path
+    except (OSError, RuntimeError) as error:  # too long a name, or a home that there is not
+        raise WrongSettingError(f": {error}") from error
     if not Path(name).is_absolute() and not name.startswith(".") and name.count("/") == 1 and not name.endswith(_GGUF):
         raise WrongSettingError(
             f": nothing lies at {path}; '{name}' reads like the name of a model on a hub, and nothing is fetched from "

@@ -73,6 +73,11 @@ def test_a_path_where_nothing_lies_is_named(version, name):
     assert "fetched" not in told
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "~nobody-of-that-name/x", "a\0b"])
+def test_a_path_that_can_be_none_is_refused(version, name):
+    assert "model: " in wrong({"model": name}, version)
+
+
 def test_without_a_model_the_weights_beside_are_it(version):
     (version / "config.json").write_text("{}")
     assert parse({}, version).model == version
