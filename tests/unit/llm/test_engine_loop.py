@@ -3,6 +3,7 @@
 import queue
 import random
 import threading
+from concurrent.futures import Future
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from headrace_backends.llm.request import FinishReason, GenerationRequest, child
 from headrace_backends.llm.sampling_params import SamplingParams
 from headrace_backends.llm.scheduler import Scheduler
 from headrace_protocol.errors import ErrorCode, ErrorDetail, InferError
+from headrace_protocol.generation import StructuredOutput
 from llm_fakes import EOS, VOCAB, ByteTokenizer, PagedRunner, expected, vector_of
 
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -29,7 +31,7 @@ def requests_of(call: EngineCall) -> list[GenerationRequest]:
     return [
         GenerationRequest(
             f"{call.number}.{at}", prompt, params, child_seed(call.seed, at * params.n), frozenset({EOS}),
-            priority=call.priority, index=at * params.n, pooling="mean" if call.embed else None,
+            priority=call.priority, index=at * params.n, structured=call.structured, pooling="mean" if call.embed else None,
         )
         for at, prompt in enumerate(call.prompts)
     ]  # fmt: skip
@@ -88,6 +90,35 @@ def ended(told: Told) -> bool:
     return told.error is not None or told.vectors is not None or told.scheduled_ns is not None
 
 
+class Anything:
+    """A grammar, and a text under it, that allows everything."""
+
+    spoiled = may_end = complete = False
+
+    def matcher(self):
+        return self
+
+    def accept(self, _token) -> None:
+        pass
+
+    def forced(self):
+        return ()
+
+
+class Grammars:
+    """A source whose grammars are compiled when the test says so."""
+
+    reasoning = None
+
+    def __init__(self) -> None:
+        self.futures: queue.Queue[Future] = queue.Queue()
+
+    def compile(self, _structured) -> Future:
+        future: Future = Future()
+        self.futures.put(future)
+        return future
+
+
 class Loop:
     """A loop over fakes, and what it told."""
 
@@ -96,7 +127,8 @@ class Loop:
         config = SchedulerConfig(
             **{"max_model_len": 40, "max_num_seqs": 6, "max_num_batched_tokens": 24, "vocab_size": VOCAB, **limits}
         )
-        self.core = EngineCore(Scheduler(config, BlockManager(60, 4)), ByteTokenizer())
+        self.grammars = Grammars()
+        self.core = EngineCore(Scheduler(config, BlockManager(60, 4)), ByteTokenizer(), grammars=self.grammars)
         self.loop = EngineLoop(self.core, self.runner, self.heard, requests_of)
         self.loop.start()
 
@@ -247,6 +279,46 @@ def test_an_abort_before_the_call_was_taken_leaves_no_trace(loop):
     one.runner.free.set()
     one.heard.until(1)
     assert 2 not in one.heard.by_call
+
+
+JSON = StructuredOutput("json_object")
+
+
+def test_a_call_runs_when_its_grammar_is_compiled_and_holds_nobody_up(loop):
+    one = loop()
+    one.submit(1, PROMPT, structured=JSON)
+    future = one.grammars.futures.get(timeout=30)
+    one.submit(2)
+    one.heard.until(2)
+    assert 1 not in one.heard.by_call
+    future.set_result(Anything())
+    assert joined(one.heard.until(1), 0).finish_reason is FinishReason.LENGTH
+
+
+def test_a_call_whose_grammar_is_wrong_is_refused_whole(loop):
+    one = loop()
+    one.submit(1, PROMPT, PROMPT, structured=JSON)
+    wrong = InferError(ErrorCode.INVALID_ARG, "json_schema: no")
+    for _ in range(2):
+        one.grammars.futures.get(timeout=30).set_exception(wrong)
+    (told,) = one.heard.until(1)
+    assert told.error is wrong
+    one.submit(2)
+    one.heard.until(2)
+
+
+def test_an_abort_does_not_wait_for_the_grammar(loop):
+    one = loop()
+    one.submit(1, structured=JSON)
+    future = one.grammars.futures.get(timeout=30)
+    one.loop.abort(1)
+    one.submit(2)
+    one.heard.until(2)
+    assert one.loop.stats().waiting == 0
+    future.set_result(Anything())
+    one.submit(3)
+    one.heard.until(3)
+    assert 1 not in one.heard.by_call
 
 
 def test_vectors_come_together_and_end_the_call(loop):
