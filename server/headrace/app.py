@@ -42,6 +42,7 @@ from headrace.instances.services import BackendServices
 from headrace.instances.supervisor import ProcessSettings
 from headrace.observability import logging as log_setup
 from headrace.observability.metrics import BackendProcess, MetricsCollector, MetricsServer, ModelMetrics
+from headrace.observability.otel import OtelError, SpanSink
 from headrace.observability.statistics import FIRST_RESPONSE_BOUNDS_MS, FIRST_RESPONSE_FAMILY, ModelStatistics
 from headrace.observability.tables import models_table
 from headrace.observability.tracing import Tracer
@@ -218,7 +219,8 @@ class Server:
         gpus = gpu_count(config.gpu_count, config.visible_gpus)
         metadata = ServerMetadata(config.id, __version__, (*EXTENSIONS, *(["cuda_shared_memory"] if gpus else [])))
         self._memory = _region_table(config, gpus)
-        self._tracer = Tracer(config.trace.values, config.trace.file, self._registry.get, clock)
+        spans = None if config.trace.otel is None else SpanSink(config.trace.otel)
+        self._tracer = Tracer(config.trace.values, config.trace.file, self._registry.get, clock, spans)
         self._data = RegistryDataPlane(
             self._registry, metadata, self._memory, self._tracer, strict_readiness=config.strict_readiness
         )
@@ -238,7 +240,7 @@ class Server:
         http, grpc = replace(config.http, gatekeeper=gatekeeper), replace(config.grpc, gatekeeper=gatekeeper)
         self._http = HttpGateway(self._data, self._control, http, clock)
         self._grpc = GrpcGateway(self._data, self._control, grpc, clock)
-        traces = self._tracer if config.trace.file else None
+        traces = self._tracer if config.trace.file or config.trace.otel is not None else None
         collector = MetricsCollector(
             _Metrics(self._registry), config.metrics, clock, traces, self._services.metrics, self._cache, limiter
         )
@@ -275,7 +277,10 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def _tracing(self) -> AsyncIterator[None]:
-        self._tracer.start()
+        try:
+            self._tracer.start()
+        except OtelError as error:
+            raise StartError(str(error)) from None
         try:
             yield
         finally:

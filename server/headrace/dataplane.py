@@ -218,6 +218,10 @@ class RegistryDataPlane:
         """Return the server's name, version and extensions."""
         return self._metadata
 
+    def under_way(self) -> int:
+        """Return how many inference requests have begun and are not over."""
+        return self._inflight
+
     def models(self) -> list[tuple[str, int]]:
         """Return name and version of every model that serves, in that order."""
         return [(model.name, model.version) for model in self._registry.served()]

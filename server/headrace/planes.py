@@ -53,6 +53,10 @@ class DataPlane(Protocol):
 
     def server_metadata(self) -> ServerMetadata: ...
 
+    def under_way(self) -> int:
+        """Return how many inference requests have begun and are not over."""
+        ...
+
     def models(self) -> list[tuple[str, int]]:
         """Return name and version of every model that serves, in that order."""
         ...

@@ -85,6 +85,7 @@ class InferenceRequest:
         "nested",
         "outputs",
         "parameters",
+        "parent_trace",
         "priority",
         "raw_body",
         "received_ns",
@@ -118,6 +119,8 @@ class InferenceRequest:
         """Asked by a model, for a request that runs already: it is taken also while the server drains."""
         self.trace: Trace | None = None
         """Set by the data plane where the request is traced."""
+        self.parent_trace: Trace | None = None
+        """Of the request for which a model asks, where that is traced."""
         self.caller: Caller | None = None
         """Who asks, where callers are known; None = nobody is counted."""
         self.counts_tokens = False

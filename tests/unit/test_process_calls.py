@@ -80,6 +80,9 @@ class Process:
     def executes(self, batch: int) -> bool:
         return batch == 5
 
+    def trace_of(self, batch: int):
+        return None
+
     def send(self, messages: Sequence[CallResponse], descriptors: Sequence[int] = ()) -> None:
         self.sent += messages
         self.contents += [os.pread(fd, os.fstat(fd).st_size, 0) for fd in descriptors]

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 from headrace.clock import Clock
 from headrace.instances.frame import map_sealed, nonsense
 from headrace.instances.waiting import WaitGraph
+from headrace.observability.trace import Trace
 from headrace.planes import Cancellable, Outcome
 from headrace.types import MAX_RANK, InferenceRequest, InferenceResponse, InputTensor, RequestedOutput
 from headrace_protocol.arena import PAGE
@@ -66,6 +67,10 @@ class Caller(Protocol):
 
     def executes(self, batch: int) -> bool:
         """Return whether a batch of this number occupies an instance."""
+        ...
+
+    def trace_of(self, batch: int) -> Trace | None:
+        """Return the trace of a request of a batch that runs; None where none is traced, or it does not run."""
         ...
 
     @property
@@ -120,6 +125,7 @@ class ProcessCalls:
                 raise unavailable("there are no other models here")
             if message.batch and self._caller.executes(message.batch):
                 self._wait(call, message, self.plane)
+            request.parent_trace = self._caller.trace_of(message.batch) if message.batch else None
             begin = self.plane.stream if message.decoupled else self.plane.submit
             call.pending = begin(request, partial(self._outcome, call))
         except InferError as error:

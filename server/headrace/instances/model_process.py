@@ -18,6 +18,7 @@ from headrace.instances.payload import Payload
 from headrace.instances.process import Child
 from headrace.instances.regions import Attachments
 from headrace.instances.services import ModelServices
+from headrace.observability.trace import Trace
 from headrace.types import InferenceResponse
 from headrace_protocol.arena import Arena
 from headrace_protocol.errors import ErrorCode, FailureReason, InferError, unavailable
@@ -206,6 +207,14 @@ class ModelProcess:
         """Return whether a batch of this number occupies an instance."""
         running = self._running.get(batch)
         return running is not None and not running.executed
+
+    def trace_of(self, batch: int) -> Trace | None:
+        """Return the trace of a request of a batch that runs; None where none is traced, or it does not run."""
+        running = self._running.get(batch)
+        if running is None:
+            return None
+        traces = (owner.prepared.request.trace for owner in running.payload.owners)
+        return next((trace for trace in traces if trace is not None), None)
 
     @property
     def reading(self) -> bool:

@@ -60,19 +60,42 @@ class TensorNote(NamedTuple):
     """Whether `data` is all of it."""
 
 
+class GenerationNote(NamedTuple):
+    """What came of a request to a language model."""
+
+    operation: str
+    """As OpenTelemetry calls it: chat, text_completion or embeddings."""
+    asked_model: str
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    finish_reasons: tuple[str, ...]
+    queue_ns: int = 0
+    prefill_ns: int = 0
+    decode_ns: int = 0
+    preemptions: int = 0
+
+
 class TraceRecord:
     """What is known of one request."""
 
     __slots__ = (
+        "batch",
+        "caller",
+        "error",
         "events",
+        "generation",
         "id",
         "log_frequency",
         "model",
         "nbytes",
         "parent_id",
+        "parent_span_id",
         "request_id",
         "series",
+        "span_id",
         "tensors",
+        "trace_id",
         "version",
     )
 
@@ -101,6 +124,14 @@ class TraceRecord:
         self.tensors: list[TensorNote] = []
         self.nbytes = 0
         """Of the tensors' data."""
+        self.trace_id = self.span_id = self.parent_span_id = 0
+        """Of OpenTelemetry; 0 = none. The span is the model's."""
+        self.batch: tuple[int, int, int, int] | None = None
+        """Of the batch it was in: rows, requests, a number that its batchmates share, and when its answers came."""
+        self.generation: GenerationNote | None = None
+        self.caller = ""
+        self.error = ""
+        """What it failed with."""
 
 
 class Sink(Protocol):
@@ -136,7 +167,9 @@ class Trace:
     def record_of(self, model: str, version: int, request_id: str) -> TraceRecord:
         """Return the record, without a number yet, of a request that is made for this one."""
         parent = self._record
-        return TraceRecord(0, model, version, request_id, parent.series, parent.log_frequency, parent.id)
+        record = TraceRecord(0, model, version, request_id, parent.series, parent.log_frequency, parent.id)
+        record.trace_id, record.parent_span_id = parent.trace_id, parent.span_id
+        return record
 
     def __del__(self) -> None:
         self._sink.put(self._record)
@@ -165,6 +198,18 @@ class Trace:
         self.mark(COMPUTE_INPUT_END, inputs_ready_ns)
         self.mark(COMPUTE_OUTPUT_START, computed_ns)
         self.mark(COMPUTE_END, computed_ns + output_ns)
+
+    def batched(self, rows: int, requests: int, number: int, answered_ns: int) -> None:
+        """Note down the batch that it was in."""
+        self._record.batch = (rows, requests, number, answered_ns)
+
+    def generated(self, note: GenerationNote) -> None:
+        """Note down what a language model made of it."""
+        self._record.generation = note
+
+    def failed(self, message: str) -> None:
+        """Note down that it failed."""
+        self._record.error = message[:LONGEST_ID]
 
     def tensor(self, activity: str, name: str, datatype: DataType, shape: tuple[int, ...], data: Buffer | None) -> None:
         """Copy a tensor, or its beginning where it is large. None: its bytes are in the client's memory, and stay there."""

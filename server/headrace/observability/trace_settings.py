@@ -16,6 +16,7 @@ from headrace_protocol.errors import InferError, invalid, unsupported
 LEVELS: Final = ("TIMESTAMPS", "TENSORS")
 OFF: Final = "OFF"
 MODE: Final = "triton"
+OTEL_MODE: Final = "opentelemetry"
 RATES: Final = (0, 2**32 - 1)
 COUNTS: Final = (-1, 2**31 - 1)
 LOG_FREQUENCIES: Final = (0, 2**32 - 1)
@@ -102,8 +103,9 @@ class Sampler:
 class TraceBook:
     """Which settings hold for which model."""
 
-    def __init__(self, initial: TraceValues, *, has_file: bool) -> None:
+    def __init__(self, initial: TraceValues, *, has_file: bool, mode: str = MODE) -> None:
         self._initial = initial
+        self._mode = mode
         self._has_file = has_file
         self._global = _Scope({}, Sampler(initial))
         self._models: dict[str, _Scope] = {}
@@ -119,6 +121,11 @@ class TraceBook:
         """Whether a request of some model may be picked."""
         return self._global.sampler.live or any(scope.sampler.live for scope in self._models.values())
 
+    @property
+    def on(self) -> bool:
+        """Whether a level is set for some model, though perhaps none is picked any more."""
+        return bool(self._global.sampler.values.level) or any(s.sampler.values.level for s in self._models.values())
+
     def sampler(self, model: str) -> Sampler:
         """Return what holds for a model ("" = for those for which nothing is set)."""
         return self._models.get(model, self._global).sampler
@@ -133,7 +140,11 @@ class TraceBook:
 
     def update(self, model: str, changes: Changes) -> None:
         """Change settings, all or none; see planes.TraceSettings. `model` is known, or "" for the global settings."""
-        given = {_field(name): _parsed(name, values) for name, values in changes.items() if not _is_mode(name, values)}
+        given = {
+            _field(name): _parsed(name, values)
+            for name, values in changes.items()
+            if not _is_mode(name, values, self._mode)
+        }
         if not given:
             return
         if model:
@@ -182,7 +193,7 @@ class _Scope:
     sampler: Sampler
 
 
-def shown(sampler: Sampler, file: str) -> dict[str, str | list[str]]:
+def shown(sampler: Sampler, file: str, mode: str = MODE) -> dict[str, str | list[str]]:
     """Return settings as the protocol shows them."""
     values = sampler.values
     return {
@@ -191,7 +202,7 @@ def shown(sampler: Sampler, file: str) -> dict[str, str | list[str]]:
         "trace_count": str(sampler.remaining),
         "log_frequency": str(values.log_frequency),
         "trace_file": file,
-        "trace_mode": MODE,
+        "trace_mode": mode,
     }
 
 
@@ -214,9 +225,9 @@ def _field(name: str) -> str:
     raise invalid(f"unknown trace setting {_shortened(name)}, expected one of {', '.join(_CHANGEABLE)}")
 
 
-def _is_mode(name: str, values: Sequence[str] | None) -> bool:
+def _is_mode(name: str, values: Sequence[str] | None, mode: str) -> bool:
     """Return whether a setting only says the mode that there is, as clients do that send back what they got."""
-    return name == "trace_mode" and values is not None and list(values) == [MODE]
+    return name == "trace_mode" and values is not None and list(values) == [mode]
 
 
 def _parsed(name: str, values: Sequence[str] | None) -> object:

@@ -233,6 +233,7 @@ class BatchDriver(ABC):
                 request.trace.computed(
                     pending.started_ns, done.compute_input_ns, done.compute_infer_ns, done.compute_output_ns
                 )
+                request.trace.batched(payload.rows, len(payload.owners), done.batch, now)
             if isinstance(outcome, InferenceResponse) and done is not None and pending.done is not None:
                 statistics.record_success(
                     pending.prepared.rows,
@@ -256,7 +257,9 @@ class BatchDriver(ABC):
                 self._count_stream(pending, now)
             pending.process = None
             if pending.prepared.request.trace is not None:
-                pending.prepared.request.trace.computed(pending.started_ns, 0, now - pending.started_ns, 0)
+                trace = pending.prepared.request.trace
+                trace.computed(pending.started_ns, 0, now - pending.started_ns, 0)
+                trace.batched(payload.rows, len(payload.owners), 0, now)
             self._complete(pending, outcome)
         elif pending.done is None:
             outcome.release()

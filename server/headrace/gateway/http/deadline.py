@@ -10,6 +10,10 @@ _CLOCK_STEP = 0.002
 """Seconds by which a timer may come early."""
 
 
+def _nobody() -> None:
+    """Whom a closed deadline calls."""
+
+
 class Deadline:
     """Calls `expired` once the time set has come, unless another was set before. Close it after use."""
 
@@ -30,8 +34,9 @@ class Deadline:
             self._set_timer(at)
 
     def close(self) -> None:
-        """Let go of the timer, which refers back to whom it calls."""
+        """Let go of the timer and of whom it calls, who refers to this. It is not set again."""
         self.at = self._timer_at = math.inf
+        self._expired = _nobody
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

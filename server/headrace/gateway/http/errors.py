@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from headrace.gateway.http.answer import Answer
+from headrace.gateway.http.anthropic import errors as anthropic
 from headrace.gateway.http.http_error import STATUS_OF_DETAIL, HttpError, headers_of
 from headrace.gateway.http.openai import errors as openai
 from headrace.gateway.http.paths import path_of
@@ -47,7 +48,10 @@ def error_body(message: str) -> bytes:
 
 def answer_to(error: HttpError | InferError, url: bytes) -> Answer:
     """Return what the client is told of a failure of a request for `url`, in the words of that door."""
-    if openai.is_openai(path_of(url)):
+    path = path_of(url)
+    if anthropic.is_anthropic(path):
+        return anthropic.answer_to(error)
+    if openai.is_openai(path):
         return openai.answer_to(error)
     if isinstance(error, InferError):
         status = STATUS_OF_DETAIL.get(error.detail) or STATUS[error.code]

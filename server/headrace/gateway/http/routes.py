@@ -51,6 +51,12 @@ class Endpoint(enum.Enum):
     SCORE = ("openai", 8, "POST")
     TOKENIZE = ("openai", 9, "POST")
     DETOKENIZE = ("openai", 10, "POST")
+    MESSAGES = ("openai", 11, "POST")
+    COUNT_TOKENS = ("openai", 12, "POST")
+    RESPONSES = ("openai", 13, "POST")
+    HEALTH = ("health", 4, "GET")
+    VERSION = ("metadata", 5, "GET")
+    SERVER_LOAD = ("statistics", 2, "GET")
 
     def __init__(self, kind: str, _number: int, *methods: str) -> None:
         self.kind = kind
@@ -115,6 +121,12 @@ PATHS: Final[Mapping[str, Endpoint]] = {
     "/v1/models/{model}": Endpoint.OPENAI_MODEL,
     "/v1/completions": Endpoint.COMPLETIONS,
     "/v1/chat/completions": Endpoint.CHAT_COMPLETIONS,
+    "/v1/responses": Endpoint.RESPONSES,
+    "/v1/messages": Endpoint.MESSAGES,
+    "/v1/messages/count_tokens": Endpoint.COUNT_TOKENS,
+    "/health": Endpoint.HEALTH,
+    "/version": Endpoint.VERSION,
+    "/load": Endpoint.SERVER_LOAD,
     "/v1/embeddings": Endpoint.EMBEDDINGS,
     "/v1/rerank": Endpoint.RERANK,
     "/rerank": Endpoint.RERANK,

@@ -11,10 +11,10 @@ from typing import Final, Protocol
 
 import msgspec
 
-from headrace.access.caller import Caller
 from headrace.gateway.http import request as fields
 from headrace.gateway.http.answer import SSE, Answer
 from headrace.gateway.http.deadline import Deadline
+from headrace.gateway.http.openai.account import account_of
 from headrace.gateway.http.openai.directory import LanguageModel
 from headrace.gateway.http.openai.exchange import Exchange
 from headrace.gateway.http.request import Done, Outlet
@@ -90,6 +90,7 @@ def begin(
     under_way = data.stream(request, on_outcome)
     if request.trace is not None:
         http.traced(request.trace, request.received_ns)
+    exchange.account = account_of(exchange, model.id)
     return under_way
 
 
@@ -104,45 +105,15 @@ def event_of(response: InferenceResponse) -> GenerationEvent | None:
     return None
 
 
-class TokenCharge:
-    """Counts the tokens of one call for a caller whose tokens are limited."""
-
-    __slots__ = ("_caller", "_exchange", "_prompt", "_told")
-
-    def __init__(self, caller: Caller, exchange: Exchange) -> None:
-        self._caller = caller
-        self._exchange = exchange
-        self._prompt = 0
-        self._told: dict[int, int] = {}
-
-    def take(self, event: GenerationEvent) -> None:
-        """Take note of what an event tells."""
-        self._prompt += sum(prompt.num_tokens for prompt in event.prompts)
-        self._told.update((choice.index, choice.num_tokens) for choice in event.choices if choice.num_tokens)
-
-    def settle(self) -> None:
-        """Charge what was used, also of a call that its client has left. Does nothing the second time."""
-        tokens, self._prompt = self._prompt + sum(self._told.values()), 0
-        self._told.clear()
-        if tokens:
-            self._caller.charge(tokens, self._exchange.now_ns())
-
-
-def _charge_of(exchange: Exchange) -> TokenCharge | None:
-    caller = exchange.http.caller
-    return TokenCharge(caller, exchange) if caller is not None and caller.counts_tokens else None
-
-
 class CallAnswer:
     """Implements request.Streaming: a call under way whose answer comes as a whole."""
 
-    __slots__ = ("_charge", "_done", "_exchange", "_maker", "_told", "under_way")
+    __slots__ = ("_done", "_exchange", "_maker", "_told", "under_way")
 
     def __init__(self, maker: AnswerMaker, exchange: Exchange, done: Done) -> None:
         self._maker = maker
         self._exchange = exchange
         self._done = done
-        self._charge = _charge_of(exchange)
         self._told = False
         self.under_way: Cancellable | None = None
 
@@ -159,11 +130,11 @@ class CallAnswer:
             event = event_of(outcome)
             if event is not None:
                 self._told = True
-                if self._charge is not None:
-                    self._charge.take(event)
+                if self._exchange.account is not None:
+                    self._exchange.account.take(event)
                 self._maker.take(event, outcome)
-            if final and self._charge is not None:
-                self._charge.settle()
+            if final:
+                self._exchange.settle()
             answer = self._exchange.answer(self._whole()) if final else None
         except Exception as error:
             self.cancel()
@@ -180,8 +151,7 @@ class CallAnswer:
     def cancel(self) -> None:
         """Its client is gone, or it failed."""
         under_way, self.under_way = self.under_way, None
-        if self._charge is not None:
-            self._charge.settle()
+        self._exchange.settle()
         if under_way is not None:
             under_way.cancel()
 
@@ -191,24 +161,31 @@ class CallAnswer:
         return self._maker.answer()
 
 
+def openai_failure(body: bytes) -> bytes:
+    """Return what ends a stream that fails: an event with the failure, then the mark of the end."""
+    return b"data: %b\n\n" % body + DONE
+
+
 class CallStream(OutcomeStream):
     """A call under way whose answer is a stream of events. What is told first decides about the status."""
 
-    __slots__ = ("_begun", "_charge", "_exchange", "_maker", "_silence", "_told")
+    __slots__ = ("_begun", "_exchange", "_failed", "_maker", "_silence", "_told")
 
-    def __init__(self, maker: ChunkMaker, exchange: Exchange, outlet: Outlet) -> None:
+    def __init__(
+        self, maker: ChunkMaker, exchange: Exchange, outlet: Outlet, failed: Callable[[bytes], bytes] = openai_failure
+    ) -> None:
+        """Make events by `maker`, and by `failed` what ends the stream where it fails, of the JSON of the failure."""
         super().__init__(outlet)
+        self._failed = failed
         self._maker = maker
         self._exchange = exchange
         self._begun = self._told = False
-        self._charge = _charge_of(exchange)
         self._silence = Deadline(asyncio.get_running_loop(), self._ping)
 
     def cancel(self) -> None:
         """Its client is gone, or it failed."""
         self._silence.close()
-        if self._charge is not None:
-            self._charge.settle()
+        self._exchange.settle()
         super().cancel()
 
     def _pass_on(self, outcome: Outcome) -> None:
@@ -221,10 +198,10 @@ class CallStream(OutcomeStream):
             self.under_way = None
         try:
             event = event_of(outcome)
-            if event is not None and self._charge is not None:
-                self._charge.take(event)
-            if final and self._charge is not None:
-                self._charge.settle()
+            if event is not None and self._exchange.account is not None:
+                self._exchange.account.take(event)
+            if final:
+                self._exchange.settle()
             piece = b"" if event is None else self._maker.take(event)
             self._told = self._told or event is not None
             if final:
@@ -253,7 +230,7 @@ class CallStream(OutcomeStream):
         self.cancel()
         answer = self._exchange.failure(error)
         if self._begun:
-            self._outlet.send(b"data: %b\n\n" % answer.body + DONE, last=True)
+            self._outlet.send(self._failed(answer.body), last=True)
         else:
             self._outlet.answer(answer)
 

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from typing import Final
 
 from headrace.clock import Clock
+from headrace.gateway.http.anthropic.endpoint import CountTokens, Messages
 from headrace.gateway.http.openai.chat import Chat
 from headrace.gateway.http.openai.completions import Completions
 from headrace.gateway.http.openai.embeddings import Embeddings
 from headrace.gateway.http.openai.models import Models
 from headrace.gateway.http.openai.rerank import Rerank, Score
+from headrace.gateway.http.openai.responses.endpoint import Responses
+from headrace.gateway.http.openai.server_state import ServerState
 from headrace.gateway.http.openai.tokens import Detokenize, Tokenize
 from headrace.gateway.http.request import Handler
 from headrace.gateway.http.routes import Endpoint
@@ -31,4 +34,8 @@ class OpenAIEndpoints:
             Endpoint.SCORE: Handler(stream=Score(data, clock)),
             Endpoint.TOKENIZE: Handler(stream=Tokenize(data, clock)),
             Endpoint.DETOKENIZE: Handler(stream=Detokenize(data, clock)),
+            Endpoint.RESPONSES: Handler(stream=Responses(data, clock)),
+            Endpoint.MESSAGES: Handler(stream=Messages(data, clock)),
+            Endpoint.COUNT_TOKENS: Handler(stream=CountTokens(data, clock)),
+            **ServerState(data).handlers,
         }

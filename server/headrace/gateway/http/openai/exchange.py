@@ -9,7 +9,10 @@ from typing import Final
 
 from headrace.clock import Clock
 from headrace.gateway.http.answer import Answer
+from headrace.gateway.http.anthropic.errors import is_anthropic
 from headrace.gateway.http.errors import failure
+from headrace.gateway.http.openai.account import Account
+from headrace.gateway.http.paths import path_of
 from headrace.gateway.http.request import REQUEST_ID, HttpRequest
 from headrace_protocol.errors import InferError
 
@@ -25,7 +28,7 @@ def random_id() -> str:
 class Exchange:
     """Of one request, from its head to its answer."""
 
-    __slots__ = ("_clock", "created", "http", "names", "request_id")
+    __slots__ = ("_clock", "account", "created", "http", "names", "request_id")
 
     def __init__(self, http: HttpRequest, clock: Clock, new_id: Callable[[], str] = random_id) -> None:
         self.http = http
@@ -34,6 +37,8 @@ class Exchange:
         self.request_id = given if given is not None and _ID.fullmatch(given) else new_id()
         self.created = clock.wall_ns() // 1_000_000_000
         """Unix time in seconds."""
+        self.account: Account | None = None
+        """Of its call, where somebody wants one."""
         self.names: Mapping[str, str] = {}
         """What a backend names of a call, as the client named it: for errors."""
 
@@ -41,10 +46,19 @@ class Exchange:
         """Return the time on the clock that does not go back."""
         return self._clock.now_ns()
 
+    def settle(self) -> None:
+        """Close its call's account, if it has one."""
+        account, self.account = self.account, None
+        if account is not None:
+            account.settle()
+
     def headers(self) -> dict[str, str]:
         """Return the headers of an answer that begins now."""
         took_ms = max(0, self._clock.now_ns() - self.http.began_ns) // 1_000_000
-        return {"x-request-id": self.request_id, "openai-processing-ms": str(took_ms)}
+        headers = {"x-request-id": self.request_id, "openai-processing-ms": str(took_ms)}
+        if is_anthropic(path_of(self.http.url)):
+            headers["request-id"] = self.request_id
+        return headers
 
     def answer(self, body: bytes) -> Answer:
         """Return the answer with this JSON."""

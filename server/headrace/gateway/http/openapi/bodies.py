@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from headrace.flags import LOG_FORMATS, MOST_VERBOSE
+from headrace.gateway.http.openapi.adapters import adapter_schemas
 from headrace.gateway.http.openapi.language import language_schemas
 from headrace.gateway.http.openapi.proto_schema import message_schemas
 from headrace.gateway.http.openapi.schema import (
@@ -35,6 +36,7 @@ def schemas() -> dict[str, Schema]:
         "Error": exact_object({"error": described(_TEXT, "What is wrong, in a sentence.")}, ("error",)),
         **inference_schemas(),
         **language_schemas(),
+        **adapter_schemas(),
         **text_schemas(),
         **_of_repository(),
         **_of_memory(),

@@ -74,7 +74,8 @@ def document(restricted: Mapping[str, str] | None = None) -> dict[str, Any]:
             "headers": HEADERS,
             "responses": {
                 **{str(status): failure(status) for status in FAILURES if status not in OPENAI_ALONE},
-                **{f"openai-{status}": failure(status, openai=True) for status in FAILURES},
+                **{f"openai-{status}": failure(status, "OpenAIError") for status in FAILURES},
+                **{f"anthropic-{status}": failure(status, "AnthropicError") for status in FAILURES},
             },
             "securitySchemes": {
                 kind: {"type": "apiKey", "in": "header", "name": header} for kind, header in restricted.items()
@@ -102,7 +103,7 @@ def _describe(operation: Operation, path: str, first: str) -> Schema:
     if operation.body is not None:
         described["requestBody"] = operation.body
     failures = {str(status) for status in (*ANYWHERE, *operation.failures)}
-    prefix = "openai-" if operation.openai else ""
+    prefix = "anthropic-" if operation.anthropic else "openai-" if operation.openai else ""
     answers = {
         **{status: {"$ref": f"#/components/responses/{prefix}{status}"} for status in failures},
         **operation.special,

@@ -28,3 +28,5 @@ class Operation(NamedTuple):
     """Whether its answer may come compressed."""
     openai: bool = False
     """Whether failures look as OpenAI's clients know them."""
+    anthropic: bool = False
+    """Whether failures look as Anthropic's clients know them."""

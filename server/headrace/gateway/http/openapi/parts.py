@@ -117,10 +117,9 @@ OPENAI_ALONE: Final = (401, 429)
 """Failures that only OpenAI's operations end with."""
 
 
-def failure(status: int, *, openai: bool = False) -> Schema:
-    """Return the answer of a failure, as /v2 tells it or as OpenAI's clients know it."""
-    schema = reference("OpenAIError" if openai else "Error")
-    answer: Schema = {"description": FAILURES[status], "content": {JSON: {"schema": schema}}}
+def failure(status: int, name: str = "Error") -> Schema:
+    """Return the answer of a failure; `name` is the schema of its body."""
+    answer: Schema = {"description": FAILURES[status], "content": {JSON: {"schema": reference(name)}}}
     if status == 415:
         answer["headers"] = {"Accept-Encoding": {"description": "What is served.", "schema": {"type": "string"}}}
     if status == 429:
@@ -129,14 +128,14 @@ def failure(status: int, *, openai: bool = False) -> Schema:
     return answer
 
 
-def answers_json_or_chunks(schema: Schema, text: str, chunk: Schema) -> Schema:
+def answers_json_or_chunks(
+    schema: Schema,
+    text: str,
+    chunk: Schema,
+    said: str = "On one line: a chunk, an error where the stream fails, and [DONE] at the end.",
+) -> Schema:
     """Return the answer of a generation: JSON, or server-sent events with a chunk each where it is streamed."""
-    data = {
-        "type": "string",
-        "description": "On one line: a chunk, an error where the stream fails, and [DONE] at the end.",
-        "contentMediaType": JSON,
-        "contentSchema": {"anyOf": [chunk, reference("OpenAIError")]},
-    }
+    data = {"type": "string", "description": said, "contentMediaType": JSON, "contentSchema": chunk}
     event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
     answer = answers_json(schema, text)
     return {**answer, "content": {**answer["content"], EVENTS: {"schema": event}}}
