@@ -101,6 +101,8 @@ def test_hermes(text, content, calls):
         ('{"name": "get_time", "parameters": {"z": }} more]', " more]", [("get_time", '{"z": }')]),
         ('{"name": "get_time", "parameters": {"z": ]} more', "", [("get_time", '{"z": ]} more')]),
         ('{"name": "get_ti', '{"name": "get_ti', []),
+        ('\n<|python_tag|> {"name": "get_ti', '\n<|python_tag|> {"name": "get_ti', []),
+        ('\n<|python_tag|> {"a": 1}', '\n<|python_tag|> {"a": 1}', []),
         (" " * 100 + '{"name": "get_time"}', " " * 100 + '{"name": "get_time"}', []),
     ],
 )

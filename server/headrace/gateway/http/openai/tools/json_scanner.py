@@ -59,7 +59,7 @@ class ValueScanner:
         if at == end:
             return at
         if text[at] == "\\":
-            self._escaped = False
+            self._escaped = True
         else:
             self._in_string = False
             self.done = not self._closers
