@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from headrace.observability.otel import OtelSettings
+from headrace.observability.otel_settings import OtelSettings
 from headrace.observability.trace_settings import (
     COUNTS,
     LOG_FREQUENCIES,

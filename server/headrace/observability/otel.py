@@ -13,10 +13,10 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.observability import trace as names
+from headrace.observability.otel_settings import OtelSettings
 from headrace.observability.span_context import new_span_id
 from headrace.observability.trace import TraceRecord
 
@@ -47,19 +47,6 @@ _OF_THE_DOOR: Final = frozenset(
 )
 _OF_THE_MODEL: Final = frozenset((names.REQUEST_START, names.QUEUE_START, names.REQUEST_END))
 _COMPUTE: Final = (names.COMPUTE_START, names.COMPUTE_INPUT_END, names.COMPUTE_OUTPUT_START, names.COMPUTE_END)
-
-
-@dataclass(frozen=True, slots=True)
-class OtelSettings:
-    """Where spans go, and how; the names are Triton's."""
-
-    url: str = "http://localhost:4318/v1/traces"
-    resource: Mapping[str, str] = field(default_factory=dict)
-    """Attributes of the server, beside those of OTEL_RESOURCE_ATTRIBUTES; `service.name` among them."""
-    max_queue_size: int | None = None
-    """Spans that wait for the next batch; None here and below is the SDK's default, or OTEL_BSP_*."""
-    schedule_delay_ms: int | None = None
-    max_export_batch_size: int | None = None
 
 
 class OtelError(Exception):
