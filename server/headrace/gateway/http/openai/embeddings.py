@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.gateway.http.openai.declared import DeclaredModel
-from headrace.gateway.http.openai.directory import LanguageModel
 from headrace.gateway.http.openai.endpoint import CallEndpoint
 from headrace.gateway.http.openai.errors import missing, refusal
 from headrace.gateway.http.openai.exchange import Exchange
@@ -32,15 +31,11 @@ Prompt = str | list[int]
 
 
 class RowsUnderWay:
-    """Implements request.Streaming: rows under way that become one answer. `make` gives its JSON.
+    """Implements request.Streaming: rows under way that become one answer. `make` gives its JSON."""
 
-    `model` decides whether the caller is charged for the tokens: language models' are.
-    """
+    __slots__ = ("_exchange", "_make", "_outlet", "under_way")
 
-    __slots__ = ("_charges", "_exchange", "_make", "_outlet", "under_way")
-
-    def __init__(self, model: Model, exchange: Exchange, outlet: Outlet, make: Callable[[Rows], bytes]) -> None:
-        self._charges = isinstance(model, LanguageModel)
+    def __init__(self, exchange: Exchange, outlet: Outlet, make: Callable[[Rows], bytes]) -> None:
         self._exchange = exchange
         self._outlet = outlet
         self._make = make
@@ -52,9 +47,6 @@ class RowsUnderWay:
         try:
             if isinstance(result, InferError):
                 raise result
-            caller = self._exchange.http.caller
-            if self._charges and caller is not None and caller.counts_tokens:
-                caller.charge(result.num_tokens, self._exchange.now_ns())
             answer = self._exchange.answer(self._make(result))
         except Exception as error:
             answer = self._exchange.failure(error)
@@ -92,7 +84,7 @@ class Embeddings(CallEndpoint):
                 vectors = shaped(vectors, dimensions, normalize=normalize)
             return answer_of(vectors, rows.num_tokens, name, encoded=base64_wanted)
 
-        under_way = RowsUnderWay(model, exchange, outlet, make)
+        under_way = RowsUnderWay(exchange, outlet, make)
         if isinstance(model, DeclaredModel):
             texts = [prompt for prompt in prompts if isinstance(prompt, str)]
             under_way.under_way = begin_rows(self._data, model, [texts], exchange, under_way.take, timeout_us)

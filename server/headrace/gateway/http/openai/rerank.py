@@ -95,7 +95,7 @@ class Rerank(_Scoring):
             head = {"id": f"rerank-{exchange.request_id}", "model": name, "usage": _usage(rows)}
             return msgspec.json.encode({**head, "results": results})
 
-        under_way = RowsUnderWay(model, exchange, outlet, make)
+        under_way = RowsUnderWay(exchange, outlet, make)
         self._score(model, ([query], documents), fields, under_way, exchange)
         return under_way
 
@@ -124,7 +124,7 @@ class Score(_Scoring):
             }
             return msgspec.json.encode(told)
 
-        under_way = RowsUnderWay(model, exchange, outlet, make)
+        under_way = RowsUnderWay(exchange, outlet, make)
         self._score(model, (first, second), fields, under_way, exchange)
         return under_way
 

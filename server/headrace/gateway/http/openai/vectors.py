@@ -88,7 +88,7 @@ def begin_vectors(
         dimensions=dimensions,
         normalize=normalize,
     )
-    vectors = _LanguageVectors(len(prompts), done)
+    vectors = _LanguageVectors(len(prompts), exchange, done)
     vectors.under_way = begin(data, model, call, exchange, vectors.take, timeout_us)
     return vectors
 
@@ -128,8 +128,9 @@ def shaped(values: npt.NDArray[np.float32], dimensions: int | None, *, normalize
 class _LanguageVectors:
     """Implements Cancellable: a call of task embed under way."""
 
-    def __init__(self, count: int, done: Done) -> None:
+    def __init__(self, count: int, exchange: Exchange, done: Done) -> None:
         self._count = count
+        self._exchange = exchange
         self._done = done
         self._rows: list[npt.NDArray[np.float32]] = []
         self._tokens = 0
@@ -153,17 +154,21 @@ class _LanguageVectors:
         finally:
             outcome.release()
         if final:
+            self._exchange.settle()
             self._end()
 
     def cancel(self) -> None:
         """Nobody waits any more."""
         under_way, self.under_way = self.under_way, None
+        self._exchange.settle()
         if under_way is not None:
             under_way.cancel()
 
     def _read(self, response: InferenceResponse) -> None:
         event = event_of(response)
         if event is not None:
+            if self._exchange.account is not None:
+                self._exchange.account.take(event)
             self._tokens += sum(prompt.num_tokens for prompt in event.prompts)
         for output in response.outputs:
             if output.name == EMBEDDING_OUTPUT and output.datatype is dt.FP32 and len(output.shape) == 2:
