@@ -37,7 +37,7 @@ _LIMITS: Final = llguidance.LLParserLimits(
     max_items_in_row=8000,
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
-    step_max_items=20_000,
+    step_max_items=10_000,
     max_lexer_states=20_000,
     max_grammar_size=200_000,
     verbose_errors=False,
@@ -46,7 +46,8 @@ _LIMITS: Final = llguidance.LLParserLimits(
 _DIGIT_FIRST: Final = r"start: /[0-9](.|\n)*/"
 _ASCII: Final = "d"
 """Of regular expressions: digits are 0 to 9, not those of all scripts."""
-_TOO_COSTLY: Final = frozenset({"LexerTooComplex", "ParserTooComplex"})
+_OF_THE_TEXT: Final = ("NoExtension", "doesn't satisfy the grammar")
+"""In the library's errors: nothing can follow, or not this token."""
 _TRIED: Final = 3
 """Tokens with which it is tried whether a grammar can be followed."""
 _MOST_OF_A_REASON: Final = 300
@@ -207,11 +208,8 @@ class LlgBuilder:
 
 
 def _too_costly(matcher: Any) -> bool:
-    """Say whether a matcher ran into its limits; some of these it calls an internal error."""
-    return matcher.is_error() and (
-        matcher.stop_reason() in _TOO_COSTLY
-        or (matcher.stop_reason() == "InternalError" and "max is" in matcher.get_error())
-    )
+    """Say whether a matcher failed for its limits, and not for what the text is."""
+    return matcher.is_error() and not any(sign in matcher.get_error() for sign in _OF_THE_TEXT)
 
 
 def _tokens_of(tokenizer: Any, ends: Sequence[int], vocab_size: int) -> Any:
