@@ -150,6 +150,9 @@ class EchoDataPlane(SubmitsByInfer, ScriptedStreams):
         self._check(name, version)
         return True
 
+    def under_way(self) -> int:
+        return len(self.requests) - self.answered
+
     def models(self) -> list[tuple[str, int]]:
         return [("echo", 1), ("slow", 1)]
 

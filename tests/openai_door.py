@@ -150,6 +150,11 @@ class OpenAIDoor(Door):
         task = asyncio.create_task(self.post(path, body, **headers))
         return task, await self.call()
 
+    async def asked_raw(self, path: str, body: dict[str, Any]) -> tuple[asyncio.Task[Any], Call]:
+        """Ask; return the task of the answer as bytes, and the call behind it."""
+        task = asyncio.create_task(self.ask("POST", path, body, Content_Type="application/json"))
+        return task, await self.call()
+
     async def streamed(self, path: str, body: dict[str, Any]) -> tuple[asyncio.Task[Any], Call]:
         """Ask for a stream; the task's result is the chunks, the mark of the end left out but checked."""
 

@@ -33,7 +33,7 @@ class Messages(CallEndpoint):
         model.check_task("generate", "messages")
         call, form = read_chat(Fields(chat_of(fields)), model)
         under_way: CallStream | CallAnswer
-        if call.stream:
+        if form.stream:
             under_way = CallStream(MessageEvents(form.plan, exchange, model), exchange, outlet, failed)
         else:
             under_way = CallAnswer(MessageAnswer(form.plan, exchange, model), exchange, outlet.answer)

@@ -131,14 +131,14 @@ class ResponseEvents:
         pieces: list[bytes] = []
         if self._open is None or self._open["type"] != kind:
             pieces = self._close()
-            role = {"role": "assistant"} if kind == "message" else {"summary": []}
+            role: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
             self._open = item = self._items.begun(kind, content=[], **role)
             pieces.append(self._of_item("output_item.added", item=item))
             item["content"].append(_text(kind))
             pieces.append(self._of_content("content_part.added", part=_text(kind)))
         self._open["content"][0]["text"] += text
         name = "output_text.delta" if kind == "message" else "reasoning_text.delta"
-        more = {"logprobs": []} if kind == "message" else {}
+        more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
         return [*pieces, self._of_content(name, delta=text, **more)]
 
     def _close(self) -> list[bytes]:
@@ -153,21 +153,21 @@ class ResponseEvents:
             pieces.append(self._of_item("function_call_arguments.done", **told))
         else:
             part = item["content"][0]
-            more = {"logprobs": []} if item["type"] == "message" else {}
+            more: dict[str, Any] = {"logprobs": []} if item["type"] == "message" else {}
             name = "output_text.done" if item["type"] == "message" else "reasoning_text.done"
             pieces.append(self._of_content(name, text=part["text"], **more))
             pieces.append(self._of_content("content_part.done", part=part))
         self._open = None
         return [*pieces, self._of_item("output_item.done", item=item)]
 
-    def _of_content(self, name: str, **members: Any) -> bytes:
+    def _of_content(self, name: str, /, **members: Any) -> bytes:
         assert self._open is not None
         return self._of_item(name, item_id=self._open["id"], content_index=0, **members)
 
-    def _of_item(self, name: str, **members: Any) -> bytes:
+    def _of_item(self, name: str, /, **members: Any) -> bytes:
         return self._event(f"response.{name}", output_index=len(self._items.output) - 1, **members)
 
-    def _event(self, kind: str, **members: Any) -> bytes:
+    def _event(self, kind: str, /, **members: Any) -> bytes:
         body = encode({"type": kind, "sequence_number": self._number, **members})
         self._number += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), body)

@@ -36,7 +36,7 @@ class Responses(CallEndpoint):
         call, form = read_chat(Fields(chat_of(fields)), model)
         timeout_us = read_timeout(fields)
         under_way: CallStream | CallAnswer
-        if call.stream:
+        if form.stream:
             under_way = CallStream(ResponseEvents(exchange, model, fields, form.plan), exchange, outlet, failed)
         else:
             under_way = CallAnswer(ResponseAnswer(exchange, model, fields, form.plan), exchange, outlet.answer)
