@@ -84,7 +84,7 @@ class MessageAnswer:
                 blocks[-1]["input"] += text
             case Content(text) | Reasoning(text):
                 if not blocks or blocks[-1]["type"] != kind:
-                    blocks.append({"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})})
+                    blocks.append(_empty(kind))
                 blocks[-1][kind] += text
 
     def answer(self) -> bytes:
@@ -95,6 +95,11 @@ class MessageAnswer:
             if block["type"] == "tool_use":
                 block["input"] = _object(block["input"])
         return encode(_message(self._exchange, self._model, self._blocks, self._choice))
+
+
+def _empty(kind: str) -> dict[str, Any]:
+    """Return a block of text or thinking that has just begun. Nobody signs thoughts here."""
+    return {"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})}
 
 
 def _object(text: str) -> Any:
@@ -137,7 +142,7 @@ class MessageEvents:
             case CallArguments(_, text):
                 return self._delta({"type": "input_json_delta", "partial_json": text})
             case Content(text) | Reasoning(text):
-                begun = b"" if self._open == kind else self._block({"type": kind, kind: ""})
+                begun = b"" if self._open == kind else self._block(_empty(kind))
                 return begun + self._delta({"type": f"{kind}_delta", kind: text})
 
     def _block(self, block: dict[str, Any]) -> bytes:
