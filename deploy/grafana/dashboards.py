@@ -24,6 +24,13 @@ def _rate(metric: str, by: str = "model", of: str = _OF_MODEL) -> str:
     return f"sum by ({by}) (rate({metric}{{{of}}}[$__rate_interval]))"
 
 
+def _llm_quantiles(metric: str) -> list[tuple[str, str]]:
+    inner = f"sum by (model, le) (rate(headrace_llm_{metric}_bucket{{{_OF_MODEL}}}[$__rate_interval]))"
+    return [
+        (f"histogram_quantile({q}, {inner})", f"{{{{model}}}} p{name}") for q, name in (("0.5", "50"), ("0.99", "99"))
+    ]
+
+
 _FAILED = _rate("nv_inference_request_failure", "model, version")
 _FAILED_PART = f"{_FAILED} / ({_rate('nv_inference_request_success', 'model, version')} + {_FAILED} > 0)"
 
@@ -61,6 +68,31 @@ MODEL: Sequence[Panel] = (
         f'sum by (model, process) (headrace_backend_memory_bytes{{kind="pss", {_OF_MODEL}}})', "{{model}} {{process}}",
     )]),
 )  # fmt: skip
+LLM: Sequence[Panel] = (
+    ("Time to the first token", "s", _llm_quantiles("time_to_first_token_seconds")),
+    ("Time between tokens", "s", _llm_quantiles("inter_token_latency_seconds")),
+    ("Whole time of a generation", "s", _llm_quantiles("e2e_request_latency_seconds")),
+    ("Time in the engine's queue", "s", _llm_quantiles("request_queue_time_seconds")),
+    ("Tokens a second", "short", [
+        (_rate("headrace_llm_generation_tokens_total"), "{{model}} generated"),
+        (_rate("headrace_llm_prompt_tokens_total"), "{{model}} prompt"),
+    ]),
+    ("Generations", "short", [
+        (f"sum by (model) (headrace_llm_num_requests_running{{{_OF_MODEL}}})", "{{model}} running"),
+        (f"sum by (model) (headrace_llm_num_requests_waiting{{{_OF_MODEL}}})", "{{model}} waiting"),
+    ]),
+    ("KV cache in use", "percentunit", [(f"max by (model) (headrace_llm_kv_cache_usage_perc{{{_OF_MODEL}}})", "{{model}}")]),
+    ("Part of prompts found in the prefix cache", "percentunit", [(
+        f"{_rate('headrace_llm_prompt_tokens_cached_total')} / ({_rate('headrace_llm_prompt_tokens_total')} > 0)", "{{model}}",
+    )]),
+    ("Ends of generations a second", "ops", [
+        (_rate("headrace_llm_request_success_total", "model, finished_reason"), "{{model}} {{finished_reason}}"),
+    ]),
+    ("Preemptions and refusals a second", "ops", [
+        (_rate("headrace_llm_num_preemptions_total"), "{{model}} preempted"),
+        (_rate("headrace_llm_admission_rejections_total"), "{{model}} refused"),
+    ]),
+)  # fmt: skip
 CAPACITY: Sequence[Panel] = (
     ("Busy part of a model's process", "percentunit", [(_rate("headrace_backend_cpu_seconds_total"), "{{model}}")]),
     ("Part of the time that requests wait", "percentunit", [(
@@ -75,7 +107,7 @@ CAPACITY: Sequence[Panel] = (
     )]),
     ("Time to load", "s", [(f"nv_model_load_duration_secs{{{_OF_MODEL}}}", "{{model}} {{version}}")]),
 )  # fmt: skip
-DASHBOARDS = {"overview": OVERVIEW, "model": MODEL, "capacity": CAPACITY}
+DASHBOARDS = {"overview": OVERVIEW, "model": MODEL, "llm": LLM, "capacity": CAPACITY}
 
 
 def dashboard(name: str, panels: Sequence[Panel]) -> dict[str, Any]:

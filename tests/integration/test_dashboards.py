@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import scripted_engine
 from harness import RunningServer, running
 from prometheus import hastened, scraping
 from repositories import add_identity, add_sample
@@ -22,8 +23,8 @@ from repositories import add_identity, add_sample
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = sorted((ROOT / "deploy/grafana/dashboards").glob("*.json"))
 ALERTS = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())
-UNPROVOKED = {"HeadraceMemory", "HeadraceDescriptors"}
-"""Alerts of what a test should not take from its machine; promtool is shown them instead."""
+UNPROVOKED = {"HeadraceMemory", "HeadraceDescriptors", "HeadraceSlowFirstTokens", "HeadracePreemptions"}
+"""Alerts of what a test should not take from its machine, or has no time for; promtool is shown them instead."""
 
 
 def queries() -> dict[str, list[str]]:
@@ -45,16 +46,18 @@ class Load:
         self._threads: list[threading.Thread] = []
 
     def on(self, model: str, inputs: list[dict], clients: int = 1, **parameters: object) -> None:
-        body = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
         for _ in range(clients):
-            thread = threading.Thread(target=self._send, args=(model, body))
-            thread.start()
-            self._threads.append(thread)
+            self.ask(f"/v2/models/{model}/infer", {"inputs": inputs, "parameters": parameters})
 
-    def _send(self, model: str, body: bytes) -> None:
-        url = f"http://{self._server.http}/v2/models/{model}/infer"
+    def ask(self, path: str, body: object) -> None:
+        thread = threading.Thread(target=self._send, args=(path, json.dumps(body).encode()))
+        thread.start()
+        self._threads.append(thread)
+
+    def _send(self, path: str, body: bytes) -> None:
+        asked = urllib.request.Request(f"http://{self._server.http}{path}", body, {"Content-Type": "application/json"})
         while not self._stopped.is_set():
-            with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(url, body, timeout=30) as answer:
+            with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(asked, timeout=30) as answer:
                 answer.read()
             self._stopped.wait(0.01)
 
@@ -85,14 +88,16 @@ def test_each_query_of_each_dashboard_has_a_value(tmp_path):
     add_sample(repository, "simple")
     queue = "dynamic_batching { default_queue_policy { max_queue_size: 1 } }"
     add_identity(repository, "crowded", extra=queue, execute_delay_ms="50")
+    scripted_engine.add_model(repository, "writer")
     (tmp_path / "prometheus").mkdir()
-    with running(repository) as server, load_on(server) as load:
+    with running(repository, env=scripted_engine.installed(tmp_path / "site")) as server, load_on(server) as load:
         load.on("simple", SIMPLE, 2)
+        load.ask("/v1/completions", {"model": "writer", "prompt": "Write!"})
         load.on("crowded", ROW, 6)
         load.on("crowded", ROW, 1, fail="on purpose")
         with scraping(tmp_path / "prometheus", [server.metrics_url.split("/")[2]]) as prometheus:
             found = queries()
-            prometheus.wait_for_values(found["overview"] + found["model"] + found["capacity"], 45)
+            prometheus.wait_for_values(sum(found.values(), []), 45)
 
 
 def test_each_alert_fires_on_what_it_is_for(tmp_path):
@@ -144,6 +149,17 @@ def series(name: str, values: str, **labels: str) -> dict[str, str]:
         ("HeadraceMemory", [series("nv_cpu_memory_used_bytes", "95x20"), series("nv_cpu_memory_total_bytes", "100x20")], 2, False),
         ("HeadraceDescriptors", [series("process_open_fds", "90x20", job="headrace"), series("process_max_fds", "100x20", job="headrace")], 10, True),
         ("HeadraceDescriptors", [series("process_open_fds", "90x20", job="other"), series("process_max_fds", "100x20", job="other")], 10, False),
+        ("HeadraceSlowFirstTokens", [
+            series("headrace_llm_time_to_first_token_seconds_bucket", "0+1x20", instance="i", model="m", le="5"),
+            series("headrace_llm_time_to_first_token_seconds_bucket", "0+9x20", instance="i", model="m", le="10"),
+            series("headrace_llm_time_to_first_token_seconds_bucket", "0+9x20", instance="i", model="m", le="+Inf"),
+        ], 12, True),
+        ("HeadraceSlowFirstTokens", [
+            series("headrace_llm_time_to_first_token_seconds_bucket", "0+9x20", instance="i", model="m", le="5"),
+            series("headrace_llm_time_to_first_token_seconds_bucket", "0+9x20", instance="i", model="m", le="+Inf"),
+        ], 12, False),
+        ("HeadracePreemptions", [series("headrace_llm_num_preemptions_total", "0+60x20", instance="i", model="m")], 12, True),
+        ("HeadracePreemptions", [series("headrace_llm_num_preemptions_total", "0+1x20", instance="i", model="m")], 12, False),
         ("HeadraceModelNotReady", [series("headrace_model_ready", "1x4 0x20", model="m")], 5, False),
         ("HeadraceModelNotReady", [series("headrace_model_ready", "1x4 0x20", model="m")], 7, True),
         ("HeadraceErrors", [
