@@ -81,7 +81,7 @@ class Rerank(_Scoring):
         fields = read_body(exchange.http)
         model, name = self._model(fields)
         query = fields.needed_text("query")
-        documents = _documents(fields)
+        documents = read_documents(fields)
         top = fields.integer("top_n", 1)
         returned = fields.flag("return_documents", self._returns_documents)
 
@@ -108,7 +108,7 @@ class Score(_Scoring):
         exchange.names = {"prompts": "text_2", "adapter": "model"}
         fields = read_body(exchange.http)
         model, name = self._model(fields)
-        first, second = _texts(fields, ("text_1", "queries")), _texts(fields, ("text_2", "documents"))
+        first, second = read_texts(fields, ("text_1", "queries")), read_texts(fields, ("text_2", "documents"))
         if len(first) > 1 and len(first) != len(second):
             raise refusal(f"'text_1' has {len(first)} texts, and 'text_2' {len(second)}: one, or as many", "text_1")
 
@@ -152,7 +152,7 @@ def _usage(rows: Rows) -> dict[str, int]:
     return {"prompt_tokens": rows.num_tokens, "total_tokens": rows.num_tokens}
 
 
-def _documents(fields: Fields) -> list[str]:
+def read_documents(fields: Fields) -> list[str]:
     """Return the documents, each a text or an object with one. Raises HttpError 400, which names the one at fault."""
     items = fields.items("documents", MAX_DOCUMENTS, "documents")
     if items is None:
@@ -168,7 +168,7 @@ def _documents(fields: Fields) -> list[str]:
     return found
 
 
-def _texts(fields: Fields, names: tuple[str, str]) -> list[str]:
+def read_texts(fields: Fields, names: tuple[str, str]) -> list[str]:
     """Return a text or texts, under either name."""
     name = names[0] if fields.has(names[0]) or not fields.has(names[1]) else names[1]
     value = fields.any(name)
