@@ -60,6 +60,12 @@ def test_hermes_and_qwen_write_calls_between_tags_behind_their_content():
         ('<tool_call>{"name": "f", "arguments": 5}', '<tool_call>{"name": "f", "arguments": 5}', []),
         ('<tool_call>{"name": "f", "arguments": [1]}', '<tool_call>{"name": "f", "arguments": [1]}', []),
         ("<tool_call>{}</tool_call>", "<tool_call>{}</tool_call>", []),
+        ('<tool_call>{"name": "\\ud83d"}', '<tool_call>{"name": "\\ud83d"}', []),
+        (
+            '<tool_call>{"name": "f", "arguments": "{\\ud83d}"}',
+            '<tool_call>{"name": "f", "arguments": "{\\ud83d}"}',
+            [],
+        ),
         (
             '<tool_call>oops <tool_call>{"name": "f", "arguments": {}}</tool_call>',
             "<tool_call>oops",
@@ -171,6 +177,7 @@ def test_mistral(text, content, calls):
         ("[get_time(a=" + "9" * 5000 + ")]", "[get_time(a=" + "9" * 5000 + ")]", []),
         ("[get_time(a=" + "[" * 200 + "]" * 200 + ")]", "[get_time(a=" + "[" * 200 + "]" * 200 + ")]", []),
         ("[get_time(a=" + "-" * 20000 + "1)]", "[get_time(a=" + "-" * 20000 + "1)]", []),
+        ("[get_time(a='\\ud83d')]", "[get_time(a='\\ud83d')]", []),
         ("[get_time(a=1), oops", ", oops", [("get_time", '{"a": 1}')]),
         ("[get_time(a=1), get_time(b=", ", get_time(b=", [("get_time", '{"a": 1}')]),
         ("[get_time(a=1)] and so on", " and so on", [("get_time", '{"a": 1}')]),

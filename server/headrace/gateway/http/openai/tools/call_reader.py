@@ -189,9 +189,12 @@ def _string(text: str) -> str | None:
     """Return what a JSON string says, None where it is none. Line breaks may stand in it."""
     try:
         value = json.loads(text, strict=False)
+        if not isinstance(value, str):
+            return None
+        value.encode()  # half of a surrogate pair is no text
     except ValueError:
         return None
-    return value if isinstance(value, str) else None
+    return value
 
 
 def _object(text: str) -> str | None:

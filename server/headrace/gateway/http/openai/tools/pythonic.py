@@ -208,7 +208,9 @@ def arguments_of_call(brackets: str) -> str | None:
         values = {keyword.arg: _value(keyword.value) for keyword in call.keywords}
         if None in values or len(values) < len(call.keywords):
             return None
-        return json.dumps(values, ensure_ascii=False, allow_nan=False)
+        arguments = json.dumps(values, ensure_ascii=False, allow_nan=False)
+        arguments.encode()  # half of a surrogate pair is no text
+        return arguments
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
 
