@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+import scripted_engine
 from clients import call
 from harness import RunningServer, running
 from headrace_protocol import datatype as dt
@@ -215,3 +216,29 @@ def test_a_stream_of_any_length_is_what_the_document_says(server, document, tmp_
     }
 
     run(server, only(document, "/v2/models/{model}/generate_stream", "repeat", body), tmp_path, "--mode=positive")
+
+
+@pytest.fixture(scope="module")
+def speaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server with a language model."""
+    folder = tmp_path_factory.mktemp("speaking")
+    (folder / "models").mkdir()
+    environment = scripted_engine.installed(folder / "site")
+    scripted_engine.add_model(folder / "models", "chatty", max_model_len=64, tool_format="hermes")
+    with running(folder / "models", env=environment) as started:
+        yield started
+
+
+def test_language_models_answer_as_the_document_says(speaking, tmp_path):
+    """Not all that fits the schemas is served: they do not tell of every member that needs another."""
+    _, document = call(speaking, "/openapi.json")
+    document["paths"] = {
+        path: told for path, told in document["paths"].items() if not path.startswith(("/v2", "/open"))
+    }
+    for name, schema in document["components"]["schemas"].items():
+        if name.endswith("Request") and "model" in schema["properties"]:
+            schema["properties"]["model"] = {"const": "chatty"}
+            schema["required"] = [*schema.get("required", ()), "model"]
+    document["components"]["parameters"]["model"]["schema"] = often("chatty", "x/y", minLength=1)
+
+    run(speaking, document, tmp_path, UNKNOWN_MODELS, "--mode=positive")

@@ -161,6 +161,27 @@ def test_the_client_knows_each_failure(client, server):
         stranger.models.list()
 
 
+def test_responses_as_a_whole_and_as_events(client):
+    said = '<think>hm</think>Sure. <tool_call>{"name": "weather", "arguments": {"a": 1}}</tool_call>'
+    tools: Any = [{"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}}]
+    asked: Any = {"model": "chatty", "input": "go" + script(say=said), "tools": tools, "max_output_tokens": 500}
+    whole = client.responses.create(**asked)
+    assert [item.type for item in whole.output] == ["reasoning", "message", "function_call"]
+    assert (whole.status, whole.output_text) == ("completed", "Sure.")
+    assert whole.usage is not None
+    assert whole.usage.output_tokens == len(said) + 1
+    with client.responses.stream(**asked) as stream:
+        for _ in stream:
+            pass
+        put_together = stream.get_final_response()
+    assert put_together.output_text == whole.output_text
+    assert put_together.usage == whole.usage
+    kinds = [item.type for item in put_together.output]
+    assert kinds == [item.type for item in whole.output]
+    with pytest.raises(openai.APIError, match="the script says so"):
+        list(client.responses.create(model="chatty", input=script(fail_after=2), stream=True))
+
+
 def test_a_failure_in_the_middle_of_a_stream_is_raised_where_it_happens(client):
     stream = client.chat.completions.create(model="chatty", messages=asking(fail_after=2), stream=True)
     came = []
