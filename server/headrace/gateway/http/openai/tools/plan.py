@@ -111,13 +111,10 @@ def plan_tools(body: Fields, model: str, tool_format: str | None) -> ToolPlan:
     tools = _functions(body) if legacy else _tools(body)
     choice = _choice(body, "function_call" if legacy else "tool_choice", tools, legacy=legacy)
     if choice.kind == "auto" and tool_format not in FORMATS:
-        told = (
-            "in no form that is known here"
-            if tool_format is None
-            else f"in the form {tool_format!r}, which is not known here"
-        )
+        known = f"in the form {tool_format!r}, which is not known" if tool_format else "in no form that is known"
         raise refusal(
-            f"the model {model!r} calls tools {told}; ask with tool_choice 'required' or one function, or set tool_format",
+            f"the model {model!r} calls tools {known} here; ask with tool_choice 'required' or one function, "
+            "or say the form by tool_call_parser in its model.json",
             "tools",
             "unsupported_parameter",
         )
