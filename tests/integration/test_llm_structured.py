@@ -190,7 +190,7 @@ KINDS = [
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_texts_fit_their_pattern_choice_or_grammar(engine_of, temperature):
     requests = [
-        asked(f"{at}/{seed}", kind, spec, seed=seed, temperature=temperature)
+        asked(f"{at}/{seed}", kind, spec, seed=seed, temperature=temperature, logit_bias=None)
         for at, (kind, spec, _) in enumerate(KINDS)
         for seed in range(8)
     ]
@@ -310,3 +310,20 @@ def test_forced_tokens_are_computed_at_once(engine_of):
     engine.requests[0].compilation.result(WAIT)
     steps = sum(1 for _ in itertools.takewhile(bool, (engine.step() for _ in range(100))))
     assert steps < engine.told["r"].num_output_tokens / 2
+
+
+def test_two_hundred_descriptions_at_once_delay_nobody_and_leave_no_more_than_are_kept(engine_of):
+    engine = engine_of(max_num_seqs=300, max_num_batched_tokens=2048)
+    free = GenerationRequest("free", (104, 105), SamplingParams(max_tokens=12, temperature=0, ignore_eos=True), 0)
+    engine.add(free)
+    engine.step()
+    for at in range(200):
+        spec = thing(**{f"a{at}": INT}) if at % 4 else {"type": "nope", "title": str(at)}
+        engine.add(asked(str(at), "json_schema", spec, max_tokens=2))
+    while not free.finished:
+        before = free.num_output_tokens
+        assert engine.step()
+        assert free.num_output_tokens == before + 1
+    told = engine.run()
+    assert (len(told), len(engine.refused)) == (151, 50)
+    assert len(engine.core._grammars) == 128
