@@ -41,6 +41,7 @@ from headrace.instances.loader import InstanceLoader, installed_backends
 from headrace.instances.services import BackendServices
 from headrace.instances.supervisor import ProcessSettings
 from headrace.observability import logging as log_setup
+from headrace.observability.access_log import AccessLog
 from headrace.observability.metrics import BackendProcess, MetricsCollector, MetricsServer, ModelMetrics
 from headrace.observability.otel import OtelError, SpanSink
 from headrace.observability.statistics import FIRST_RESPONSE_BOUNDS_MS, FIRST_RESPONSE_FAMILY, ModelStatistics
@@ -157,6 +158,12 @@ def _statistics_maker(config: ServerConfig) -> Callable[[ModelConfig], ModelStat
     return make
 
 
+def _access_log(config: ServerConfig, clock: SystemClock) -> AccessLog | None:
+    if config.log.access == "off":
+        return None
+    return AccessLog(clock.now_ns, failures_only=config.log.access == "failures")
+
+
 def _access_table(config: ServerConfig, clock: SystemClock) -> AccessTable | None:
     if not config.access_file:
         return None
@@ -222,7 +229,12 @@ class Server:
         spans = None if config.trace.otel is None else SpanSink(config.trace.otel)
         self._tracer = Tracer(config.trace.values, config.trace.file, self._registry.get, clock, spans)
         self._data = RegistryDataPlane(
-            self._registry, metadata, self._memory, self._tracer, strict_readiness=config.strict_readiness
+            self._registry,
+            metadata,
+            self._memory,
+            self._tracer,
+            _access_log(config, clock),
+            strict_readiness=config.strict_readiness,
         )
         self._uploads = UploadStore(config.model_upload_byte_size)
         self._control = RegistryControlPlane(

@@ -73,6 +73,8 @@ class LogSettings:
     """default, ISO8601 or json."""
     file: str
     """"" = stdout and stderr."""
+    access: str = "off"
+    """Which inference requests have a line: off, failures or all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +244,7 @@ def _build(
             error=values["log-error"],
             format=values["log-format"],
             file=values["log-file"],
+            access=values["log-access"],
         ),
         trace=trace,
         warnings=tuple(warnings),

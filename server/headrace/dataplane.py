@@ -13,6 +13,7 @@ from headrace.access.caller import Caller, forbidden
 from headrace.instances.loaded_model import LoadedModel
 from headrace.instances.regions import RequestRegions
 from headrace.instances.served_model import InstancePool
+from headrace.observability.access_log import AccessLog
 from headrace.observability.tracing import Tracer
 from headrace.repository.registry import ModelRegistry
 from headrace.scheduling.batch_driver import Outcome
@@ -55,7 +56,7 @@ EXTENSIONS = (
 class Inference:
     """One request under way. It holds a lease on its model until it is finished or cancelled, whichever is first."""
 
-    __slots__ = ("_caller", "_classes", "_done", "_model", "_plane", "pending")
+    __slots__ = ("_access", "_caller", "_classes", "_done", "_model", "_plane", "pending")
 
     def __init__(
         self,
@@ -63,10 +64,11 @@ class Inference:
         model: LoadedModel,
         classes: dict[str, int] | None,
         done: Callable[[Outcome], None],
-        caller: Caller | None,
+        request: InferenceRequest,
     ) -> None:
         self._plane = plane
-        self._caller = caller
+        self._access = request.access
+        self._caller = request.caller
         self._model = model
         self._classes = classes
         self._done = done
@@ -75,6 +77,8 @@ class Inference:
     def finish(self, outcome: Outcome) -> None:
         """Hand the outcome over."""
         self.pending = None
+        if self._access is not None:
+            self._access.end(outcome)
         self._plane.leave_model(self._model, self._caller)
         if self._classes is not None and isinstance(outcome, InferenceResponse):
             try:
@@ -87,6 +91,8 @@ class Inference:
         """Nobody waits for it any more; `done` is not called then. Does nothing once it is finished."""
         pending, self.pending = self.pending, None
         if pending is not None:
+            if self._access is not None:
+                self._access.end(None)
             self._model.driver.cancel(pending)
             self._plane.leave_model(self._model, self._caller)
 
@@ -98,6 +104,7 @@ class Stream:
     """
 
     __slots__ = (
+        "_access",
         "_caller",
         "_classes",
         "_model",
@@ -115,10 +122,11 @@ class Stream:
         model: LoadedModel,
         classes: dict[str, int] | None,
         on_outcome: Callable[[Outcome], None],
-        caller: Caller | None,
+        request: InferenceRequest,
     ) -> None:
         self._plane = plane
-        self._caller = caller
+        self._access = request.access
+        self._caller = request.caller
         self._model = model
         self._classes = classes
         self._on_outcome = on_outcome
@@ -138,8 +146,12 @@ class Stream:
                 outcome = error
         if isinstance(outcome, InferError) or outcome.final:
             self.pending = None
+            if self._access is not None:
+                self._access.end(outcome)
             self._plane.leave_model(self._model, self._caller)
         else:
+            if self._access is not None:
+                self._access.responded(outcome)
             self._count(outcome)
         self._on_outcome(outcome)
 
@@ -147,6 +159,8 @@ class Stream:
         """Nobody reads on; nothing is delivered any more. Does nothing once the last outcome was."""
         pending, self.pending = self.pending, None
         if pending is not None:
+            if self._access is not None:
+                self._access.end(None)
             self._model.driver.cancel(pending)
             self._plane.leave_model(self._model, self._caller)
 
@@ -179,12 +193,14 @@ class RegistryDataPlane:
         metadata: ServerMetadata,
         memory: RegionTable | None = None,
         tracer: Tracer | None = None,
+        access_log: AccessLog | None = None,
         *,
         strict_readiness: bool,
     ) -> None:
         self._registry = registry
         self._memory = RegionTable(enabled=False) if memory is None else memory
         self._tracer = Tracer.off() if tracer is None else tracer
+        self._access_log = access_log
         self._metadata = metadata
         self._strict = strict_readiness
         self._exiting = False
@@ -270,7 +286,7 @@ class RegistryDataPlane:
             classes = _classes(model, request) if request.outputs else None
             if self._tracer.active:
                 request.trace = self._tracer.pick(request, model.name, model.version)
-            inference = Inference(self, model, classes, done, request.caller)
+            inference = Inference(self, model, classes, done, request)
             inference.pending = model.driver.submit(prepared, inference.finish)
         except BaseException as error:
             self._refused(model, request, regions, error)
@@ -289,7 +305,7 @@ class RegistryDataPlane:
             classes = _classes(model, request) if request.outputs else None
             if self._tracer.active:
                 request.trace = self._tracer.pick(request, model.name, model.version)
-            stream = Stream(self, model, classes, on_outcome, request.caller)
+            stream = Stream(self, model, classes, on_outcome, request)
             stream.pending = model.driver.submit(prepared, stream.deliver)
         except BaseException as error:
             self._refused(model, request, regions, error)
@@ -314,6 +330,16 @@ class RegistryDataPlane:
 
     def _enter(self, request: InferenceRequest) -> LoadedModel:
         """Lease the model of a request, and count it with its caller until `leave_model`. Raises as both do."""
+        if self._access_log is not None:
+            entry = self._access_log.entry(request)
+            try:
+                return self._let_in(request)
+            except BaseException as error:
+                entry.end(error)
+                raise
+        return self.lease(request) if request.caller is None else self._let_in(request)
+
+    def _let_in(self, request: InferenceRequest) -> LoadedModel:
         caller = request.caller
         if caller is None:
             return self.lease(request)
@@ -379,6 +405,8 @@ class RegistryDataPlane:
         _log.debug("model %s: request %r is refused: %s", model.name, request.id[:80], error)
         if regions is not None:
             regions.drop()
+        if request.access is not None:
+            request.access.end(error)
         self.leave_model(model, request.caller)
 
     async def infer(self, request: InferenceRequest) -> InferenceResponse:

@@ -456,6 +456,13 @@ SERVED = (
     _served("log-warning", boolean, "true", "log warnings", "BOOL"),
     _served("log-error", boolean, "true", "log errors", "BOOL"),
     _served("log-format", choice(*LOG_FORMATS), "default", "default, ISO8601 or json", "FORMAT"),
+    _served(
+        "log-access",
+        choice("off", "failures", "all"),
+        "off",
+        "log a line for each inference request, or for each that failed: off, failures or all",
+        "WHICH",
+    ),
     _served("log-file", text, "", "log to this file instead of stdout and stderr", "FILE"),
 )
 

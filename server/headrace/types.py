@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from headrace.access.caller import Caller
 from headrace.observability.trace import Trace
 from headrace_protocol.datatype import Buffer, DataType
+
+if TYPE_CHECKING:  # which knows requests
+    from headrace.observability.access_log import AccessEntry
 
 Parameter = str | int | bool | float
 
@@ -73,6 +76,7 @@ class InferenceRequest:
     """One inference request. The gateway fills it; the data plane validates it against the model."""
 
     __slots__ = (
+        "access",
         "caller",
         "correlation_id",
         "counts_tokens",
@@ -119,6 +123,8 @@ class InferenceRequest:
         """Asked by a model, for a request that runs already: it is taken also while the server drains."""
         self.trace: Trace | None = None
         """Set by the data plane where the request is traced."""
+        self.access: AccessEntry | None = None
+        """What is written of it into the access log."""
         self.parent_trace: Trace | None = None
         """Of the request for which a model asks, where that is traced."""
         self.caller: Caller | None = None

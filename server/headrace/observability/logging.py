@@ -91,8 +91,12 @@ class _JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "pid": record.process,
-            "message": message if len(message) <= LONGEST_MESSAGE else escape(message),
         }
+        fields = getattr(record, "fields", None)
+        if fields is None:
+            entry["message"] = message if len(message) <= LONGEST_MESSAGE else escape(message)
+        else:
+            entry |= fields  # a line that has fields says no more than they do
         if record.exc_info and record.exc_info[1] is not None:
             entry["exception"] = "".join(traceback.format_exception(record.exc_info[1]))[-2 * LONGEST_MESSAGE :]
         return json.dumps(entry)

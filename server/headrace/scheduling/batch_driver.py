@@ -234,6 +234,9 @@ class BatchDriver(ABC):
                     pending.started_ns, done.compute_input_ns, done.compute_infer_ns, done.compute_output_ns
                 )
                 request.trace.batched(payload.rows, len(payload.owners), done.batch, now)
+            if request.access is not None and done is not None:
+                queue_ns = pending.started_ns - pending.item.enqueued_ns
+                request.access.timed(queue_ns, now - pending.started_ns, payload.rows)
             if isinstance(outcome, InferenceResponse) and done is not None and pending.done is not None:
                 statistics.record_success(
                     pending.prepared.rows,
@@ -256,6 +259,10 @@ class BatchDriver(ABC):
             if isinstance(outcome, InferenceResponse) and pending.done is not None:
                 self._count_stream(pending, now)
             pending.process = None
+            access = pending.prepared.request.access
+            if access is not None and pending.item is not None:
+                queue_ns = pending.started_ns - pending.item.enqueued_ns
+                access.timed(queue_ns, now - pending.started_ns, payload.rows)
             if pending.prepared.request.trace is not None:
                 trace = pending.prepared.request.trace
                 trace.computed(pending.started_ns, 0, now - pending.started_ns, 0)
