@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.gateway.http.errors import HttpError
@@ -16,6 +16,7 @@ from headrace.gateway.http.openai.rerank import read_documents, read_texts
 from headrace.gateway.http.openai.tools.chat_plan import plan_chat
 from headrace_protocol.generation import ModelCard
 
+EXAMPLES = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 _WORDS = st.sampled_from(
     [
         *("function", "name", "f", "g", "", "a b", "auto", "none", "required", "allowed_tools", "type", "object"),
@@ -56,6 +57,7 @@ def refused(error: HttpError) -> None:
     assert error.message
 
 
+@EXAMPLES
 @given(_BODIES, _FORMATS, st.text(max_size=40))
 def test_tools_and_reasoning(body: dict[str, Any], tool_format: str | None, text: str) -> None:
     card = ModelCard(100, 50, tool_format=tool_format, reasoning_format="think_tags")
@@ -77,6 +79,7 @@ def test_tools_and_reasoning(body: dict[str, Any], tool_format: str | None, text
 _ITEMS = st.none() | _WORDS | st.lists(_WORDS | st.integers(-1, 60) | _JSON, max_size=5) | _JSON
 
 
+@EXAMPLES
 @given(_ITEMS)
 def test_inputs_of_embeddings(value: Any) -> None:
     model = LanguageModel(id="m", name="m", version=-1, card=ModelCard(100, 50), fingerprint="fp")
@@ -89,6 +92,7 @@ def test_inputs_of_embeddings(value: Any) -> None:
         assert all(prompt and isinstance(prompt, str | list) for prompt in prompts)
 
 
+@EXAMPLES
 @given(_ITEMS)
 def test_documents_and_texts(value: Any) -> None:
     for read in (read_documents, lambda fields: read_texts(fields, ("text_1", "documents"))):

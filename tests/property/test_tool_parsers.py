@@ -6,7 +6,7 @@ import json
 from keyword import iskeyword
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.gateway.http.openai.message import Part
@@ -15,6 +15,7 @@ from headrace.gateway.http.openai.tools.formats import FORMATS
 from headrace.gateway.http.openai.tools.reader import ChatReader
 from spoken import Heard, added, heard, parser
 
+EXAMPLES = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 _FRAGMENTS = st.sampled_from(
     [
         *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<|python_tag|>", "<|python_start|>"),
@@ -45,6 +46,7 @@ def _cut(draw, texts=_TEXTS):
 
 
 @pytest.mark.parametrize("tool_format", FORMATS)
+@EXAMPLES
 @given(_cut())
 def test_how_a_text_is_cut_changes_nothing(tool_format, cut):
     text, pieces = cut
@@ -71,6 +73,7 @@ def _answer(tool_format: str, calls: list[tuple[str, dict]]) -> str:
 
 
 @pytest.mark.parametrize("tool_format", ["hermes", "mistral", "named mistral"])
+@EXAMPLES
 @given(_PROSE, _CALLS, st.data())
 def test_calls_come_out_as_they_went_in_behind_any_prose(tool_format, prose, calls, data):
     text = prose + _answer(tool_format, calls)
@@ -80,6 +83,7 @@ def test_calls_come_out_as_they_went_in_behind_any_prose(tool_format, prose, cal
     assert told.content.rstrip() == prose.rstrip()
 
 
+@EXAMPLES
 @given(_CALLS, st.data())
 def test_calls_of_llama_come_out_as_they_went_in(calls, data):
     _, pieces = data.draw(_cut(st.just(_answer("llama3_json", calls))))
@@ -91,6 +95,7 @@ def test_calls_of_llama_come_out_as_they_went_in(calls, data):
 _NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True).filter(lambda name: not iskeyword(name))
 
 
+@EXAMPLES
 @given(st.lists(st.dictionaries(_NAMES, _JSON, max_size=3), min_size=1, max_size=3), st.data())
 def test_calls_in_python_come_out_as_they_went_in(calls, data):
     listed = [f"f({', '.join(f'{key}={value!r}' for key, value in call.items())})" for call in calls]
@@ -101,6 +106,7 @@ def test_calls_in_python_come_out_as_they_went_in(calls, data):
 
 
 @pytest.mark.parametrize("inside", [False, True])
+@EXAMPLES
 @given(_cut())
 def test_thinking_is_the_same_however_it_is_cut(inside, cut):
     text, pieces = cut
