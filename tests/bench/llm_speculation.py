@@ -75,7 +75,7 @@ class Bench:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
-        self.runner = TorchRunner(loaded.model, BLOCKS, BLOCK, LENGTH)
+        self.runner = TorchRunner(loaded.model, BLOCKS, BLOCK, LENGTH, fuse=True)
         self.stats = None
 
     def prompt(self, text: str) -> list[int]:

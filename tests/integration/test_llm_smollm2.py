@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from headrace_backends.llm.loading import load
+from headrace_backends.llm.ngram import NgramConfig, NgramDrafter
 from headrace_backends.llm.sampling_params import SamplingParams
 from language_models import Engine, generated_by_transformers, request, smollm2_folder
 
@@ -104,3 +105,18 @@ def test_bf16_parts_from_transformers_only_where_two_tokens_are_as_likely(loaded
                 logits = model(torch.tensor([[*prompt, *theirs[:at]]])).logits[0, -1].float()
             assert abs(logits[ours[at]] - logits[theirs[at]]) <= 0.25
             assert min(logits[ours[at]], logits[theirs[at]]) >= logits.max() - 0.25
+
+
+@pytest.mark.parametrize("temperature", [0, 0.7])
+def test_with_guesses_from_the_prompt(loaded, temperature):
+    """Most guesses are right where the answer repeats the prompt, and none changes a token."""
+    chat = [{"role": "user", "content": "Repeat this text word for word: " + "The lion of Lindau looks over the lake."}]
+    prompt = loaded.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    params = SamplingParams(temperature=temperature, max_tokens=COUNT, ignore_eos=True)
+    drafter, engine = NgramDrafter(NgramConfig()), Engine(loaded.model)
+    guess = lambda one: drafter.propose([one])[0] if one.output_token_ids else []  # noqa: E731
+    guessed = engine.run([request("guessed", prompt, params, seed=3)], drafts=guess)
+    assert guessed == Engine(loaded.model).run([request("plain", prompt, params, seed=3)])
+    stats = engine.scheduler.stats
+    assert stats.num_accepted_tokens > 0
+    assert len(engine.steps) < COUNT
