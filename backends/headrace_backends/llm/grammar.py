@@ -11,9 +11,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
 from itertools import takewhile
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from headrace_protocol.generation import StructuredOutput
+
+_NEAR: Final = 8
+"""Tokens behind the end of reasoning within which a prompt says that there is none to come; others are of turns before."""
 
 
 class GrammarError(Exception):
@@ -125,7 +128,7 @@ class GrammarState:
     ) -> None:
         """Take the tokens that end this generation, and the marks of reasoning where the constraint begins behind it.
 
-        Where the prompt has not opened or closed the reasoning, the first token may open it, if one token does that.
+        Where the prompt does not end in reasoning, nor with its end, the first token may open it, if one token does that.
         """
         self._matcher = matcher
         self._ends = ends
@@ -135,7 +138,7 @@ class GrammarState:
             opened, closed = last_index(prompt_token_ids, marks.start), last_index(prompt_token_ids, marks.end)
             if opened > closed:
                 self._gate = _Gate(_Phase.REASONING)
-            elif closed < 0 and len(marks.start) == 1:
+            elif len(marks.start) == 1 and (closed < 0 or len(prompt_token_ids) - closed > _NEAR + len(marks.end)):
                 self._gate = _Gate(_Phase.BEFORE)
 
     @property

@@ -38,6 +38,7 @@ class GrammarCompiler:
         most_kept: int = 128,
         most_kept_bytes: int = 8 << 20,
         most_waiting: int = 1024,
+        wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
     ) -> None:
         """Take what compiles, by any thread: it raises InferError for what cannot be compiled.
 
@@ -49,6 +50,7 @@ class GrammarCompiler:
         self._most_kept: Final = most_kept
         self._most_kept_bytes: Final = most_kept_bytes
         self._most_waiting: Final = most_waiting
+        self._wait: Final = wait
         self._lock: Final = threading.Lock()
         self._kept: Final[OrderedDict[_Key, Future[Grammar]]] = OrderedDict()
         self._kept_bytes = 0
@@ -153,7 +155,7 @@ class GrammarCompiler:
                 done.set()
 
         threading.Thread(target=build, name="grammar-build", daemon=True).start()
-        if done.wait(self._limit_s):
+        if self._wait(done, self._limit_s):
             return
         with self._lock:
             if done.is_set():

@@ -19,6 +19,7 @@ from headrace_backends.llm.grammar import GrammarError, Matcher
 from headrace_backends.llm.grammar_numbers import BoundedNumbers
 from headrace_backends.llm.grammar_specs import (
     StructuralTag,
+    check_grammar,
     check_regex,
     check_schema,
     check_size,
@@ -174,6 +175,7 @@ class LlgBuilder:
             check_regex(spec)
             return f"start: /{llguidance.regex_to_lark(spec, _ASCII)}/"
         if kind == "grammar":
+            check_grammar(spec)
             return str(llguidance.LLMatcher.grammar_from_lark(any_to_lark(spec)))
         if kind == "choice":
             choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in read_choices(spec))

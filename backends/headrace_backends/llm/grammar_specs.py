@@ -26,10 +26,9 @@ _MOST_NESTING: Final = 64
 _MOST_PROPERTIES: Final = 5000
 _MOST_CHOICES: Final = 10000
 _MOST_TAGS: Final = 256
-_BRACKETS: Final = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
-_LITERALS: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
-"""Of a pattern: escapes and classes."""
-_REPEATED: Final = re.compile(r"[*+?}]\*")
+_MOST_RULES: Final = 1000
+_BRACKETS: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
+"""Of JSON: strings, ended or not, so that none is looked at twice; and brackets."""
 _NAMES: Final = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 """Keywords whose objects have names of the client's choice for keys."""
 _VALUES: Final = frozenset({"const", "enum", "default", "examples"})
@@ -98,8 +97,26 @@ def check_schema(kind: str, schema: Any) -> None:
 
 def check_regex(pattern: str) -> None:
     """Raise INVALID_ARG where a pattern repeats a repetition: `a**` is read otherwise than its writer meant."""
-    if _REPEATED.search(_LITERALS.sub("x", pattern)):
-        raise invalid("regex: it repeats a repetition (such as a**); put what is meant in parentheses")
+    escaped = in_class = repeated = False
+    for at, letter in enumerate(pattern):
+        if escaped:
+            escaped = repeated = False
+        elif letter == "\\":
+            escaped = True
+        elif in_class:
+            in_class = letter != "]" or pattern[at - 1] == "[" or pattern[at - 2 : at] == "[^"
+            repeated = False
+        elif letter == "*" and repeated:
+            raise invalid("regex: it repeats a repetition (such as a**); put what is meant in parentheses")
+        else:
+            in_class, repeated = letter == "[", letter in "*+?}"
+
+
+def check_grammar(text: str) -> None:
+    """Raise INVALID_ARG where a grammar has more rules than are taken."""
+    rules = text.count("::=")
+    if rules > _MOST_RULES:
+        raise invalid(f"grammar: {rules} rules are more than are taken, {_MOST_RULES}")
 
 
 def schemas_of(schema: Any) -> Iterator[tuple[str, Any]]:

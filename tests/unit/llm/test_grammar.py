@@ -134,6 +134,9 @@ def test_a_model_may_open_its_reasoning_or_begin_at_once():
 
 def test_reasoning_that_the_prompt_has_closed_is_not_opened_again():
     assert masks(state(marks=MARKS, prompt=(THINK, END_THINK, 3))) == [{0}]
+    assert masks(state(marks=MARKS, prompt=(THINK, END_THINK, *range(9)))) == [{0, THINK}], (
+        "it was that of a turn before"
+    )
 
 
 def test_drafts_may_lead_out_of_the_reasoning():
