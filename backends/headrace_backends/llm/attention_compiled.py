@@ -1,4 +1,4 @@
-"""Attention by compiled loops: what a step keeps is written, and its single queries are attended to, in one call a layer.
+"""Attention by compiled loops: a layer's K and V are written, single queries are attended to, and long spans, in a call each.
 
 Works on addresses: tensors are those of the step, dense, and of the dtype that the cache is made for.
 """
@@ -15,10 +15,13 @@ from numpy.typing import NDArray
 
 from headrace_backends.llm import kernels
 from headrace_backends.llm.attention import Attending, SequenceSpan
+from headrace_backends.llm.kernels.pool import Arguments, bits
 from headrace_backends.llm.kv_cache import KvCache
 
 _LANES: Final = 8
 """Heads are read so many elements at a time, at least."""
+_FEW: Final = 8
+"""So many queries of a sequence are attended to one by one: a token and guesses of the next. Each reads all keys."""
 _FP32, _BF16, _INT8 = range(3)
 """As `kernels.products` has them; that module may not be there."""
 
@@ -37,17 +40,20 @@ class CompiledStep:
     """What a step's layers have in common: where tokens are kept, and which queries see which blocks."""
 
     def __init__(self, cache: KvCache, slots: NDArray[np.int64], spans: Sequence[SequenceSpan]) -> None:
-        """Attend with each query of `spans` by itself."""
         self._cache: Final = cache
         self._slots: Final = slots
-        self._blocks: Final = np.fromiter(chain.from_iterable(span.blocks for span in spans), np.int32)
-        self._rows: Final = _rows(spans)
+        few, many = ([span for span in spans if (span.count <= _FEW) is short] for short in (True, False))
+        self._many: Final = many
+        self._blocks: Final = np.fromiter(chain.from_iterable(span.blocks for span in (*few, *many)), np.int32)
+        self._table_of_many: Final = sum(len(span.blocks) for span in few)
+        self._rows: Final = _rows(few)
+        self._tiles: dict[int, NDArray[np.int64]] = {}
+        """By the query heads of a KV head."""
         self._threads: Final = torch.get_num_threads()
         self._numbers: Final = _INT8 if cache.eight_bits else _FP32 if cache.dtype == torch.float32 else _BF16
 
     def keep(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Write key [T, kv_heads, Dk] and value [T, kv_heads, Dv]."""
-        from headrace_backends.llm.kernels.pool import Arguments
         from headrace_backends.llm.kernels.rows import keeping
 
         shape, cached = self._cache.shapes[layer], self._cache.layers[layer]
@@ -59,24 +65,44 @@ class CompiledStep:
         run = keeping(self._numbers, self._cache.dtype == torch.bfloat16, shape.key_dim, shape.value_dim)
         run(arguments, self._threads if len(self._slots) * shape.elements > _WORTH_THREADS else 1)
 
-    def attend(self, how: Attending, query: torch.Tensor, out: torch.Tensor) -> None:
-        """Take query [T, heads, Dk]; put what the single queries among them find into out [T, heads, Dv]."""
+    def attend(self, how: Attending, query: torch.Tensor) -> torch.Tensor:
+        """Take query [T, heads, Dk]; return [T, heads, Dv]."""
         from headrace_backends.llm.kernels.attending import attention
-        from headrace_backends.llm.kernels.pool import Arguments, bits
 
-        if not len(self._rows):
-            return
-        shape, cached = self._cache.shapes[how.layer], self._cache.layers[how.layer]
+        shape = self._cache.shapes[how.layer]
         query = _heads_in_a_row(query)
-        arguments = Arguments(
-            query.data_ptr(), query.stride(0), out.data_ptr(), out.stride(0), cached.data_ptr(), shape.kv_heads,
-            cached.stride(2) * cached.itemsize, self._rows.ctypes.data, len(self._rows), self._blocks.ctypes.data,
+        out = query.new_empty(query.shape[0], query.shape[1], shape.value_dim)
+        group = query.shape[1] // shape.kv_heads
+        kind = (self._numbers, self._cache.dtype == torch.bfloat16, shape.key_dim, shape.value_dim, group)
+        if len(self._rows):
+            attention(*kind)(self._arguments(how, query, out, self._rows), self._threads)
+        if self._many:
+            from headrace_backends.llm.kernels.prefilling import prefilling
+
+            prefilling(*kind)(self._arguments(how, query, out, self._tiled(group)), self._threads)
+        return out
+
+    def _arguments(self, how: Attending, query: torch.Tensor, out: torch.Tensor, tasks: NDArray[np.int64]) -> Arguments:
+        cached = self._cache.layers[how.layer]
+        return Arguments(
+            query.data_ptr(), query.stride(0), out.data_ptr(), out.stride(0), cached.data_ptr(), cached.shape[2],
+            cached.stride(2) * cached.itemsize, tasks.ctypes.data, len(tasks), self._blocks.ctypes.data,
             how.window or 0, bits(how.scaling), bits(how.softcap or 0.0), self._cache.block_size,
         )  # fmt: skip
-        group = query.shape[1] // shape.kv_heads
-        narrow = self._cache.dtype == torch.bfloat16
-        run = attention(self._numbers, narrow, shape.key_dim, shape.value_dim, group)
-        run(arguments, self._threads)
+
+    def _tiled(self, group: int) -> NDArray[np.int64]:
+        """Return the tiles of the spans of many queries: what `kernels.prefilling` says of them. The longest come first."""
+        from headrace_backends.llm.kernels.prefilling import ROWS
+
+        if group not in self._tiles:
+            tiles: list[tuple[int, int, int, int, int]] = []
+            table = self._table_of_many
+            for span in self._many:
+                rows = range(0, span.count * group, ROWS)
+                tiles.extend((span.first, span.start, span.count, table, row) for row in reversed(rows))
+                table += len(span.blocks)
+            self._tiles[group] = np.array(tiles, dtype=np.int64)
+        return self._tiles[group]
 
 
 _WORTH_THREADS: Final = 1 << 15

@@ -1,8 +1,8 @@
 """Attention of one step over the paged cache.
 
 Each layer's call writes the K and V of all the step's tokens before it attends, so that requests may share blocks that this
-very step fills. Sequences with few queries are attended to by one compiled call a layer, others by PyTorch's fused operator one
-by one. Either way a sequence's numbers do not depend on its neighbours.
+very step fills. It attends by compiled loops; where those cannot be had, by PyTorch's fused operator, one sequence after the
+other. Either way a sequence's numbers do not depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ from headrace_backends.llm.attention import Attending, SequenceSpan
 from headrace_backends.llm.attention_compiled import CompiledStep, fits
 from headrace_backends.llm.kv_cache import KvCache
 
-_FEW: Final = 8
-"""So many queries of a sequence are attended to one by one: a token and guesses of the next. Each reads all keys."""
-
 
 class PagedStep:
     """Paged attention of one step, over the cache it is given. Borrows the cache until the forward is over."""
@@ -31,25 +28,17 @@ class PagedStep:
         """Attend over `spans`; token t of the step is cached in slot `slots[t]`. `compiled`: by compiled loops if possible."""
         self._cache: Final = cache
         places = np.fromiter(slots, np.int64, len(slots))
-        self._slots: Final = torch.from_numpy(places).to(cache.device)
-        self._compiled: Final = (
-            CompiledStep(cache, places, [span for span in spans if span.count <= _FEW])
-            if compiled and fits(cache)
-            else None
-        )
-        self._sequences: Final = [
-            _Sequence(span, cache.block_size, cache.device)
-            for span in spans
-            if self._compiled is None or span.count > _FEW
-        ]
+        self._compiled: Final = CompiledStep(cache, places, spans) if compiled and fits(cache) else None
+        if self._compiled is None:
+            self._slots: Final = torch.from_numpy(places).to(cache.device)
+            self._sequences: Final = [_Sequence(span, cache.block_size, cache.device) for span in spans]
 
     def attend(self, how: Attending, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
-        if self._compiled is None:
-            self._cache.keep(how.layer, self._slots, key, value)
-        else:
+        if self._compiled is not None:
             self._compiled.keep(how.layer, key, value)
-            self._compiled.attend(how, query, out)
+            return self._compiled.attend(how, query)
+        self._cache.keep(how.layer, self._slots, key, value)
+        out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
         for sequence in self._sequences:
             rows = slice(sequence.first, sequence.first + sequence.count)
             fresh = (key[rows], value[rows])

@@ -6,12 +6,14 @@ Knows no request: who owns a block is the block manager's matter.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 
 from headrace_protocol.errors import invalid
@@ -107,13 +109,15 @@ class KvCache:
         self.shapes: Final = dict(shapes)
         self.eight_bits: Final = eight_bits
         self.layers: Final = {
-            layer: torch.zeros(
-                num_blocks,
-                block_size,
-                shape.kv_heads,
-                shape.key_dim + shape.value_dim + (_FACTORS if eight_bits else 0),
-                dtype=torch.int8 if eight_bits else dtype,
-                device=self.device,
+            layer: _zeros(
+                (
+                    num_blocks,
+                    block_size,
+                    shape.kv_heads,
+                    shape.key_dim + shape.value_dim + (_FACTORS if eight_bits else 0),
+                ),
+                torch.int8 if eight_bits else dtype,
+                self.device,
             )
             for layer, shape in shapes.items()
         }
@@ -140,6 +144,13 @@ class KvCache:
             return key, value
         factors = rows[..., after:].contiguous().view(torch.bfloat16).float()
         return (key * factors[..., :1]).to(self.dtype), (value * factors[..., 1:]).to(self.dtype)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return zeros; on CPUs such that no page of them is there before it is written. PyTorch's own are written at once."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 def _in_eight_bits(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

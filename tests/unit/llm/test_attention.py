@@ -1,7 +1,9 @@
 """Paged attention against the same written plainly, and the cache's size."""
 
 import itertools
+import os
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -116,16 +118,16 @@ def test_numbers_of_8_bits_are_the_same_by_either_way():
 
 def test_long_contexts_are_gone_through_in_parts():
     """More keys than the scores of which are kept at a time, and windows that begin anywhere among them."""
-    for window in (None, 300, 257, 31):
+    for window, count in itertools.product((None, 300, 257, 31), (3, 70)):
         blocks = list(range(1, 42))
         random.Random(window).shuffle(blocks)
         outs = []
         for step_class in (PagedStep, ReferenceStep):
             cache = KvCache({0: LayerShape(2, 16, 16)}, 42, 16, torch.float32)
             cache.layers[0].copy_(_random(cache.layers[0].shape, 3))
-            span = SequenceSpan(0, 3, 640, blocks)
-            slots = [span.blocks[p // 16] * 16 + p % 16 for p in range(640, 643)]
-            q, kv = _random((3, 4, 16), 4), _random((3, 2, 16), 5)
+            span = SequenceSpan(0, count, 573, blocks)
+            slots = [span.blocks[p // 16] * 16 + p % 16 for p in range(573, 573 + count)]
+            q, kv = _random((count, 4, 16), 4), _random((count, 2, 16), 5)
             outs.append(step_class(cache, [span], slots).attend(Attending(0, 0.5, window), q, kv, kv))
         torch.testing.assert_close(outs[0], outs[1], atol=1e-5, rtol=1e-5)
 
@@ -173,6 +175,17 @@ def test_a_block_has_the_size_that_is_told():
         assert cache.num_bytes == 10 * bytes_per_block(shapes, 16, torch.bfloat16, eight_bits=eight_bits)
     wide = {0: LayerShape(3, 64, 64)}
     assert bytes_per_block(wide, 16, torch.bfloat16) / bytes_per_block(wide, 16, torch.bfloat16, eight_bits=True) > 1.9
+
+
+def test_the_system_gives_the_cache_pages_as_they_are_written():
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident()
+    cache = KvCache({0: LayerShape(8, 64, 64)}, 8192, 16, torch.bfloat16)
+    assert cache.num_bytes == 2**28
+    assert resident() - before < 2**26
+    assert not cache.layers[0][5].any()
 
 
 def test_a_dtype_of_the_cache_that_is_none_is_refused():

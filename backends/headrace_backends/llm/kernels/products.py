@@ -32,7 +32,7 @@ def _width(dim: int) -> int:
     return math.gcd(16, dim)
 
 
-def _splat(builder: Any, value: Any, width: int) -> Any:
+def splat(builder: Any, value: Any, width: int) -> Any:
     vector = ir.VectorType(value.type, width)
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(_I32, 0))
     zeros = ir.Constant(ir.VectorType(_I32, width), [0] * width)
@@ -75,6 +75,40 @@ def _scale(builder: Any, row: Any, offset: int) -> Any:
     """Return the bf16 number that lies so many bytes after a row's begin."""
     bits = builder.load(pointer_to(builder, row, offset, _I16), align=2)
     return builder.bitcast(builder.shl(builder.zext(bits, _I32), ir.Constant(_I32, 16)), _F32)
+
+
+def exponential_of(builder: Any, x: Any) -> Any:
+    """Return e^x of a vector of fp32 that is not above 88: `emitting.exponential` in vectors."""
+    kind = x.type
+    whole = ir.VectorType(_I32, kind.count)
+
+    def number(value: float) -> Any:
+        return ir.Constant(kind, [value] * kind.count)
+
+    def call(name: str, *args: Any) -> Any:
+        function = ir.FunctionType(kind, [kind] * len(args))
+        return builder.call(
+            cgutils.get_or_insert_function(builder.module, function, f"llvm.{name}.v{kind.count}f32"), list(args)
+        )
+
+    x = call("maxnum", x, number(-87.0))
+    n = call("floor", multiply_add(builder, x, number(1.4426950408889634), number(0.5)))
+    r = multiply_add(builder, n, number(-0.693359375), x)
+    r = multiply_add(builder, n, number(2.12194440e-4), r)
+    y = number(1.9875691500e-4)
+    for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        y = multiply_add(builder, y, r, number(coefficient))
+    y = multiply_add(builder, y, builder.fmul(r, r), builder.fadd(r, number(1.0)))
+    power = builder.add(builder.fptosi(n, whole), ir.Constant(whole, [127] * kind.count))
+    return builder.fmul(y, builder.bitcast(builder.shl(power, ir.Constant(whole, [23] * kind.count)), kind))
+
+
+def highest_of(builder: Any, one: Any, other: Any) -> Any:
+    """Return the higher of each two elements of vectors of fp32."""
+    kind = one.type
+    function = ir.FunctionType(kind, [kind, kind])
+    name = f"llvm.maxnum.v{kind.count}f32"
+    return builder.call(cgutils.get_or_insert_function(builder.module, function, name), [one, other])
 
 
 def _literals(*values: Any) -> list[int]:
@@ -151,7 +185,7 @@ def weighted_sums(
                     weight = builder.load(pointer_to(builder, place, 0, _F32), align=4)
                     if factor is not None:
                         weight = builder.fmul(weight, factor)
-                    spread.append(_splat(builder, weight, width))
+                    spread.append(splat(builder, weight, width))
                 for g, at, kept in sums:
                     builder.store(multiply_add(builder, spread[g], loaded[at], builder.load(kept)), kept)
             for g, at, kept in sums:
