@@ -199,7 +199,7 @@ class LlgBuilder:
         for at, each in enumerate(tag.structures):
             trigger = max((t for t in tag.triggers if t and each.begin.startswith(t)), key=len)
             rest, end = _quoted(each.begin[len(trigger) :]), _quoted(each.end)
-            schema = json.dumps({**({} if each.schema is True else each.schema or {"not": {}}), "x-guidance": _JSON})
+            schema = json.dumps({**(each.schema if isinstance(each.schema, dict) else {}), "x-guidance": _JSON})
             if trigger in self._added:
                 rules.append(f"tag_{at}: TEXT <[{self._added[trigger]}]> {rest} %json {schema} {end}")
             else:

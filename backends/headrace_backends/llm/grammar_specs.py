@@ -164,6 +164,8 @@ def read_structural_tag(text: str) -> StructuralTag:
     for at, each in enumerate(tag.structures):
         if not any(trigger and each.begin.startswith(trigger) for trigger in tag.triggers):
             raise invalid(f"structural_tag: structures[{at}].begin does not begin with a trigger: {_shown(each.begin)}")
+        if each.schema is False:
+            raise invalid(f"structural_tag: structures[{at}].schema: no text fits it")
         check_schema(f"structural_tag: structures[{at}].schema", each.schema)
     return tag
 

@@ -129,6 +129,7 @@ WRONG = [
     ("structural_tag", '{"type": "structural_tag", "format": {}}', "structures"),
     ("structural_tag", TAGS.replace("<f=get>", "<g>"), "does not begin with a trigger"),
     ("structural_tag", TAGS.replace('{"type": "integer"}', "7"), "expected a schema.*7"),
+    ("structural_tag", re.sub('"schema": .*, "end"', '"schema": false, "end"', TAGS), r"structures\[0\].schema: no text fits it"),
 ]  # fmt: skip
 
 
