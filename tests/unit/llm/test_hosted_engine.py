@@ -63,6 +63,7 @@ def test_a_process_that_is_killed_is_told_as_that(opened):
     heard.until(lambda: heard.broken is not None)
     assert "was killed by signal 9" in heard.broken.message
     engine.submit(call(3, say="late"))
+    assert heard.end(3)[-1].error is heard.broken
     assert gone(group)
 
 
@@ -95,12 +96,14 @@ def test_what_ends_before_it_answers_says_with_what_status():
         missing.open(Heard())
 
 
-def test_closing_ends_the_process(opened):
+def test_closing_ends_the_process_and_its_calls(opened):
     engine, heard = opened
     group = engine._process.pid
     engine.submit(call(1, say="hello"))
     assert text_of(heard.answer(1)) == "hello"
+    engine.submit(call(2, say="hello", hold="for ever"))
     engine.close()
+    assert "unloaded" in heard.end(2)[-1].error.message
     assert gone(group)
     assert heard.broken is None
 

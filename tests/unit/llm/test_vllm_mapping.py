@@ -132,7 +132,7 @@ def test_a_prompts_log_probabilities_are_told_once():
 
 
 def test_totals_are_summed_over_steps():
-    total = StatsSum()
+    total = StatsSum({"block_size": "32"})
     prefixes = SimpleNamespace(queries=10, hits=4)
     drafts = SimpleNamespace(
         num_drafts=2, num_draft_tokens=6, num_accepted_tokens=3, num_accepted_tokens_per_pos=[2, 1]
@@ -151,3 +151,4 @@ def test_totals_are_summed_over_steps():
         "prefix_cache_hits": 8, "drafts": 4, "draft_tokens": 12, "accepted_tokens": 6,
     }  # fmt: skip
     assert stats.accepted_per_position == (4, 2)
+    assert stats.cache_config == {"block_size": "32"}

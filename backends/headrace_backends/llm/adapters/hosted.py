@@ -73,8 +73,10 @@ class HostedEngine:
         self._card: ModelCard | None = None
         self._text: TextCodec | None = None
         self._stats = EngineStats()
+        self._listener: Listener | None = None
         self._closing = False
-        self._alive = False
+        self._ended: InferError | None = None
+        """What calls are told that come too late; guarded by `_sending`."""
 
     def open(self, listener: Listener) -> None:
         ours, theirs = socket.socketpair()
@@ -91,7 +93,7 @@ class HostedEngine:
             self._end_process(0)
             self._disconnect()
             raise
-        self._alive = True
+        self._listener = listener
         self._reader = threading.Thread(target=self._read, args=(listener,), name="headrace-engine-news", daemon=True)
         self._reader.start()
 
@@ -106,10 +108,15 @@ class HostedEngine:
         return self._text
 
     def submit(self, call: EngineCall) -> None:
+        assert self._listener is not None, "not open"
         plain = replace(call, prompts=tuple([int(token) for token in prompt] for prompt in call.prompts))
         with self._sending:
-            self._calls[call.number] = 1 if call.embed else len(call.prompts) * call.params.n
-            self._send(Submit(plain))
+            ended = self._ended
+            if ended is None:
+                self._calls[call.number] = 1 if call.embed else len(call.prompts) * call.params.n
+                self._send(Submit(plain))
+        if ended is not None:
+            self._listener.told([Told(call.number, error=ended)])
 
     def abort(self, number: int) -> None:
         with self._sending:
@@ -120,7 +127,7 @@ class HostedEngine:
         return self._stats
 
     def healthy(self) -> bool:
-        return self._alive
+        return self._listener is not None and self._ended is None
 
     def close(self) -> None:
         self._closing = True
@@ -172,17 +179,18 @@ class HostedEngine:
                 news = self._wanted(message.told)
                 if news:
                     listener.told(news)
-        self._alive = False
+        how = self._end_process(0 if error is not None else _CLOSING_S if self._closing else _DYING_S)
         if self._closing:
-            return
-        how = self._end_process(_DYING_S if error is None else 0)
+            error = unavailable("the model is being unloaded")
         reason = error or unavailable(f"{self._name} {how}")
         with self._sending:
+            self._ended = reason
             left = sorted(self._calls)
             self._calls.clear()
         if left:
             listener.told([Told(number, error=reason) for number in left])
-        listener.broke(reason)
+        if not self._closing:
+            listener.broke(reason)
 
     def _wanted(self, told: Sequence[Told]) -> list[Told]:
         """Return what is of calls that nobody aborted; note which end by it."""

@@ -48,12 +48,12 @@ from headrace_protocol.generation import AdapterCard, ModelCard, Task
 _STATS_S: Final = 0.25
 """Seconds that news of the statistics alone may wait for other news."""
 _HEALTH_S: Final = 5
+_CACHE: Final = ("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching")
 _TASKS: Final[tuple[Task, ...]] = ("generate", "embed")
 
 
 async def serve(link: Link) -> None:
     """Load the model, then take calls until the other side closes."""
-    stats = StatsSum()
     host: list[_Host] = []
 
     class Logger(StatLoggerBase):  # type: ignore[misc]  # vLLM is not installed where types are checked
@@ -61,16 +61,16 @@ async def serve(link: Link) -> None:
             del vllm_config, engine_index
 
         def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-            stats.record(scheduler_stats, iteration_stats)
-            if host:
-                host[0].tell_soon()
+            for each in host:
+                each.record(scheduler_stats, iteration_stats)
 
         def log_engine_initialized(self) -> None:
             pass
 
     engine = _engine(link.opening.arguments, [Logger])
-    serving = _Host(link, engine, stats)
+    serving = _Host(link, engine, StatsSum(_cache_config(engine.vllm_config.cache_config)))
     link.send(await _opened(engine, link.opening.adapters))
+    serving.tell_soon()
     host.append(serving)
     link.listen(serving.take)
     await serving.run()
@@ -108,6 +108,10 @@ async def _opened(engine: AsyncLLM, adapters: Mapping[str, str]) -> Opened:
         embedding_width=config.get_hidden_size() if "embed" in supported else 0,
     )
     return Opened(card, str(config.tokenizer), config.tokenizer_revision, bool(config.trust_remote_code))
+
+
+def _cache_config(config: Any) -> dict[str, str]:
+    return {name: str(getattr(config, name, None)) for name in _CACHE}
 
 
 def _defaults(given: Mapping[str, Any]) -> dict[str, float]:
@@ -150,6 +154,11 @@ class _Host:
                 aborted.cancel()
         elif isinstance(message, Closing):
             self._closed.set()
+
+    def record(self, scheduler: Any, iteration: Any) -> None:
+        """Take what vLLM tells of a step."""
+        self._stats.record(scheduler, iteration)
+        self.tell_soon()
 
     def tell_soon(self) -> None:
         """Have the statistics told within some time."""

@@ -6,7 +6,8 @@ vLLM's objects are taken by their fields: SchedulerStats and IterationStats, whi
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from headrace_backends.llm.engine import EngineStats
 
@@ -14,10 +15,12 @@ from headrace_backends.llm.engine import EngineStats
 class StatsSum:
     """Totals since the start, and the newest state."""
 
-    def __init__(self) -> None:
+    def __init__(self, cache_config: Mapping[str, str]) -> None:
+        """`cache_config` is told with the rest: see `EngineStats`."""
+        self._cache_config: Final = cache_config
         self._totals: Counter[str] = Counter()
         self._accepted: list[int] = []
-        self._now = EngineStats()
+        self._now = EngineStats(cache_config=cache_config)
 
     def stats(self) -> EngineStats:
         return self._now
@@ -44,6 +47,7 @@ class StatsSum:
             kv_usage=usage,
             totals=dict(self._totals),
             accepted_per_position=tuple(self._accepted),
+            cache_config=self._cache_config,
         )
 
     def _count_drafts(self, told: Any) -> None:
