@@ -305,6 +305,34 @@ class NotingLog:
         return self.get() | changes
 
 
+class NotingTraffic:
+    """A planes.TrafficControl that remembers what it was asked."""
+
+    def __init__(self, calls: list[tuple[object, ...]]) -> None:
+        self._calls = calls
+
+    def get(self, model: str) -> dict[str, object]:
+        if model == "missing":
+            raise not_found("model 'missing' is unknown")
+        return {
+            "model": model,
+            "policy": {},
+            "default": 1,
+            "versions": [{"version": 1, "ready": True, "weight": 100.0, "answered": 0, "failed": 0}],
+            "set_by": "configuration",
+            "shadow_in_flight": 0,
+            "shadows": {},
+            "rollbacks": [],
+        }
+
+    async def update(self, model: str, changes: Mapping[str, object]) -> dict[str, object]:
+        told = self.get(model)
+        if "version" in changes:
+            raise invalid("version: is unknown")
+        self._calls.append(("traffic", model, dict(changes)))
+        return told
+
+
 class NotingControlPlane:
     """A planes.ControlPlane that remembers what it was asked."""
 
@@ -313,6 +341,7 @@ class NotingControlPlane:
         self.memory = NotingMemory(self.calls)
         self.trace = NotingTrace(self.calls)
         self.log = NotingLog(self.calls)
+        self.traffic = NotingTraffic(self.calls)
 
     def index(self, *, ready_only: bool) -> list[IndexEntry]:
         ready = [IndexEntry("echo", "1", "READY"), IndexEntry("echo", "2", "READY")]
@@ -325,5 +354,5 @@ class NotingControlPlane:
             raise asyncio.CancelledError
         self.calls.append(("load", name, parameters))
 
-    async def unload(self, name: str, *, unload_dependents: bool) -> None:
-        self.calls.append(("unload", name, unload_dependents))
+    async def unload(self, name: str, *, unload_dependents: bool, version: int | None = None) -> None:
+        self.calls.append(("unload", name, unload_dependents, *(() if version is None else (version,))))

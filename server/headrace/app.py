@@ -14,8 +14,10 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -48,12 +50,18 @@ from headrace.observability.statistics import FIRST_RESPONSE_BOUNDS_MS, FIRST_RE
 from headrace.observability.tables import models_table
 from headrace.observability.tracing import Tracer
 from headrace.redis_cache import RedisCache
+from headrace.repository.addresses import is_remote
 from headrace.repository.config_loading import Completion
+from headrace.repository.layout import RepositorySnapshot, scan
 from headrace.repository.model_config import ModelConfig
 from headrace.repository.registry import ModelRegistry
+from headrace.repository.remote import Mirrors, RemoteError, RemoteRepository
 from headrace.repository.uploads import UploadStore
 from headrace.repository.watcher import RepositoryWatcher
 from headrace.response_cache import LocalCache, ResponseCache
+from headrace.rollout.control import TrafficControl
+from headrace.rollout.rollouts import Rollouts
+from headrace.rollout.service import RolloutService
 from headrace.scheduling.rate_limiter import RateLimiter
 from headrace.shared_memory import MAX_REGIONS, RegionTable
 from headrace.types import ServerMetadata
@@ -158,6 +166,35 @@ def _statistics_maker(config: ServerConfig) -> Callable[[ModelConfig], ModelStat
     return make
 
 
+def mirrored(config: ServerConfig) -> tuple[Mirrors, list[Path]]:
+    """Return the mirrors of what is in stores, and all repositories as folders. Raises StartError."""
+    cache, mirrors, folders = Path(config.model_repository_cache), [], []
+    try:
+        for address in config.model_repositories:
+            if is_remote(address):
+                mirrors.append(RemoteRepository(address, cache, time.time))
+                folders.append(mirrors[-1].folder)
+            else:
+                folders.append(Path(address))
+    except (RemoteError, OSError) as error:
+        raise StartError(f"--model-repository: {error}") from None
+    return Mirrors(mirrors), folders
+
+
+def _look(mirrors: Mirrors, repositories: Sequence[Path]) -> RepositorySnapshot:
+    mirrors.sync()
+    return scan(repositories)
+
+
+async def _within(event: Awaitable[object], seconds: float) -> bool:
+    """Return whether something happens within so many seconds."""
+    try:
+        await asyncio.wait_for(event, seconds)
+    except TimeoutError:
+        return False
+    return True
+
+
 def _access_log(config: ServerConfig, clock: SystemClock) -> AccessLog | None:
     if config.log.access == "off":
         return None
@@ -215,13 +252,16 @@ class Server:
             clock,
             self._cache,
         )
-        repositories = [Path(path) for path in config.model_repositories]
+        self._mirrors, repositories = mirrored(config)
+        rollouts = Rollouts(clock.wall_ns)
         self._registry: ModelRegistry[LoadedModel] = ModelRegistry(
             self._loader,
             repositories,
             config_name=config.model_config_name or None,
             load_concurrency=config.model_load_thread_count,
             load_retries=config.model_load_retry_count,
+            overlay=config.model_overlay,
+            traffic=rollouts,
         )
         gpus = gpu_count(config.gpu_count, config.visible_gpus)
         metadata = ServerMetadata(config.id, __version__, (*EXTENSIONS, *(["cuda_shared_memory"] if gpus else [])))
@@ -236,6 +276,7 @@ class Server:
             _access_log(config, clock),
             strict_readiness=config.strict_readiness,
         )
+        self._rollout = RolloutService(rollouts, self._registry, self._data, clock)
         self._uploads = UploadStore(config.model_upload_byte_size)
         self._control = RegistryControlPlane(
             self._registry,
@@ -244,6 +285,8 @@ class Server:
             trace=self._tracer,
             log=log_setup.LogControl(config.log),
             uploads=self._uploads if config.allow_model_upload else None,
+            mirrors=self._mirrors,
+            traffic=TrafficControl(rollouts, self._registry, self._rollout.shadows, config.control_mode),
         )
         self._services.connect(self._data, self._control)
         self._loader.connect(MemberAccess(self._registry, self._tracer, self._data))
@@ -254,10 +297,19 @@ class Server:
         self._grpc = GrpcGateway(self._data, self._control, grpc, clock)
         traces = self._tracer if config.trace.file or config.trace.otel is not None else None
         collector = MetricsCollector(
-            _Metrics(self._registry), config.metrics, clock, traces, self._services.metrics, self._cache, limiter
+            _Metrics(self._registry),
+            config.metrics,
+            clock,
+            traces,
+            self._services.metrics,
+            self._cache,
+            limiter,
+            self._rollout.add_to,
         )
         self._metrics = MetricsServer(replace(config.metrics, gatekeeper=gatekeeper), collector)
-        self._watcher = RepositoryWatcher(self._registry, repositories, config.repository_poll_secs)
+        self._watcher = RepositoryWatcher(
+            self._registry, repositories, config.repository_poll_secs, look=partial(_look, self._mirrors)
+        )
         self._stop = asyncio.Event()
         self._stopping = False
 
@@ -284,7 +336,7 @@ class Server:
 
     def _check_repositories(self) -> None:
         for path in self._config.model_repositories:
-            if not Path(path).is_dir():
+            if not is_remote(path) and not Path(path).is_dir():
                 raise StartError(f"the model repository {path} is not a folder")
 
     @contextlib.asynccontextmanager
@@ -343,9 +395,23 @@ class Server:
         finally:
             task.cancel()
 
+    async def _fetch(self, only: Collection[str] | None) -> None:
+        """Mirror what is in stores, before the first load."""
+        loop = asyncio.get_running_loop()
+
+        def wait(seconds: float) -> bool:
+            stopped = asyncio.run_coroutine_threadsafe(_within(self._stop.wait(), seconds), loop).result()
+            return not stopped
+
+        try:
+            await asyncio.to_thread(self._mirrors.first, only, wait)
+        except RemoteError as error:
+            raise StartError(str(error)) from None
+
     async def _load(self) -> None:
         config = self._config
         named = config.load_models if config.control_mode is ControlMode.EXPLICIT else None
+        await self._fetch(None if named is None or "*" in named else named)
         loading = asyncio.ensure_future(self._registry.start(named))
         stopped = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait([loading, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -375,6 +441,7 @@ class Server:
     async def _drain(self) -> bool:
         """Finish what runs; return whether all of it ended within the exit timeout."""
         await self._leave()
+        self._rollout.close()
         timeout = self._config.exit_timeout_secs
         _log.info("stopping: no new requests, up to %d s for those that run", timeout)
         drained = await self._data.drain(timeout)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from dataclasses import replace
-from pathlib import Path
 
 import uvloop
 
-from headrace.app import completion_of, make_limiter, make_loader
+from headrace.app import StartError, completion_of, make_limiter, make_loader, mirrored
 from headrace.clock import SystemClock
 from headrace.config import ServerConfig
 from headrace.ensembles.checking import FoundModels, members_first
@@ -25,8 +25,10 @@ from headrace.repository.config_loading import read_config
 from headrace.repository.config_text import to_text
 from headrace.repository.layout import ModelLayout
 from headrace.repository.model_config import ConfigError
-from headrace.repository.planning import choose_versions, members_of
+from headrace.repository.planning import TRAFFIC, choose_versions, members_of, without_traffic
+from headrace.repository.remote import RemoteError
 from headrace.repository.sources import ModelSource
+from headrace.rollout.policy import parse_policy_text
 from headrace_protocol.errors import InferError
 
 
@@ -37,8 +39,18 @@ def check_repositories(config: ServerConfig, print_config: bool) -> int:
     return status
 
 
+def _wait(seconds: float) -> bool:
+    time.sleep(seconds)
+    return True
+
+
 async def _check(config: ServerConfig, print_config: bool) -> int:
-    repositories = [Path(path) for path in config.model_repositories]
+    try:
+        mirrors, repositories = mirrored(config)
+        await asyncio.to_thread(mirrors.first, None, _wait)
+    except (StartError, RemoteError) as error:
+        print(error, file=sys.stderr)
+        return 1
     missing = [str(path) for path in repositories if not path.is_dir()]
     if missing:
         print(f"not a folder: {', '.join(missing)}", file=sys.stderr)
@@ -66,6 +78,7 @@ class _Checker:
         self.loader = make_loader(config, SystemClock(), limiter=make_limiter(config))
         self._completion = completion_of(config)
         self._config_name = config.model_config_name or None
+        self._overlay = config.model_overlay
         self._print_config = print_config
         self._found = FoundModels()
 
@@ -82,7 +95,10 @@ class _Checker:
         if found.problem:
             return [f"BAD  {found.name}", f"     {found.problem}", *warnings]
         try:
-            parsed = read_config(found.directory, self._config_name)
+            written = read_config(found.directory, self._config_name, self._overlay)
+            parsed, traffic = without_traffic(written)
+            if traffic is not None:
+                parse_policy_text(traffic, f"parameters.{TRAFFIC}")
             chosen = choose_versions(parsed.proto.version_policy, found.versions)
         except ConfigError as error:
             return [f"BAD  {found.name}", *_problems(error), *warnings]

@@ -22,10 +22,12 @@ from headrace.gateway.restricted import Group, by_kind
 from headrace.gateway.tls_settings import TlsSettings
 from headrace.options import UsageError, gather
 from headrace.placement_options import HostPolicies, Limits, host_policies, rate_limits
+from headrace.repository.addresses import is_remote, parse_address
 from headrace.trace_options import TraceSettings, trace_settings
 
 if TYPE_CHECKING:  # it brings what reads files, which a mistake in an option should not wait for
     from headrace.gateway.gatekeeper import Gatekeeper
+    from headrace.repository.overlay import Overlay
 
 
 class ControlMode(enum.Enum):
@@ -85,12 +87,17 @@ class ServerConfig:
     access_file: str
     """Who may call; "" = everybody may do everything."""
     model_repositories: tuple[str, ...]
+    """Folders, and addresses of stores."""
+    model_repository_cache: str
+    """The folder where what is in stores is mirrored."""
     control_mode: ControlMode
     load_models: tuple[str, ...]
     repository_poll_secs: int
     exit_on_error: bool
     strict_readiness: bool
     auto_complete_config: bool
+    model_overlay: Overlay | None
+    """What is laid over the models' configurations; None = nothing."""
     model_config_name: str
     """"" = config.pbtxt."""
     model_load_thread_count: int
@@ -149,10 +156,13 @@ def load_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -
     cache = cache_settings(values, environ, problems, warnings)
     limits = rate_limits(values, problems, warnings)
     policies = host_policies(values["host-policy"], problems)
+    overlay = _overlay(values["model-overlay"], problems)
     problems += _conflicts(values)
     if problems:
         raise UsageError(problems)
-    return _build(values, metrics, trace, cache, limits, policies, environ.get("CUDA_VISIBLE_DEVICES"), warnings)
+    return _build(
+        values, overlay, metrics, trace, cache, limits, policies, environ.get("CUDA_VISIBLE_DEVICES"), warnings
+    )
 
 
 def _parse(flag: Flag, source: str, texts: Sequence[str], problems: list[str]) -> object:
@@ -170,6 +180,7 @@ def _parse(flag: Flag, source: str, texts: Sequence[str], problems: list[str]) -
 
 def _build(
     values: Mapping[str, Any],
+    overlay: Overlay | None,
     metrics: Mapping[str, Any],
     trace: TraceSettings,
     cache: CacheSettings | None,
@@ -185,12 +196,14 @@ def _build(
         id=values["id"],
         access_file=values["access-file"],
         model_repositories=values["model-repository"],
+        model_repository_cache=values["model-repository-cache"] or str(Path.home() / ".cache/headrace/repositories"),
         control_mode=ControlMode(values["model-control-mode"]),
         load_models=values["load-model"],
         repository_poll_secs=values["repository-poll-secs"],
         exit_on_error=values["exit-on-error"],
         strict_readiness=values["strict-readiness"],
         auto_complete_config=not values["disable-auto-complete-config"],
+        model_overlay=overlay,
         model_config_name=values["model-config-name"] or "",
         model_load_thread_count=values["model-load-thread-count"],
         model_load_retry_count=values["model-load-retry-count"],
@@ -218,6 +231,7 @@ def _build(
             max_input_size=values["http-max-input-size"],
             max_body_size=values["http-max-body-size"],
             header_forward_pattern=values["http-header-forward-pattern"],
+            sticky_header=values["sticky-header"],
             restricted=by_kind(values["http-restricted-api"]),
             tls=_tls(values, "http"),
         ),
@@ -251,6 +265,19 @@ def _build(
     )
 
 
+def _overlay(path: str, problems: list[str]) -> Overlay | None:
+    if not path:
+        return None
+    from headrace.repository.model_config import ConfigError
+    from headrace.repository.overlay import read_overlay
+
+    try:
+        return read_overlay(Path(path))
+    except ConfigError as error:
+        problems += [f"--model-overlay: {problem}" for problem in error.problems]
+        return None
+
+
 def _users(named: Sequence[int]) -> frozenset[int] | None:
     return None if ANY_USER in named else frozenset({os.geteuid(), *named})
 
@@ -272,6 +299,7 @@ def _grpc(values: Mapping[str, Any]) -> GrpcSettings:
         max_connection_age_ms=values["grpc-max-connection-age"],
         max_connection_age_grace_ms=values["grpc-max-connection-age-grace"],
         header_forward_pattern=values["grpc-header-forward-pattern"],
+        sticky_header=values["sticky-header"],
         restricted=by_kind(values["grpc-restricted-protocol"]),
         reflection=values["grpc-reflection"],
         tls=_tls(values, "grpc"),
@@ -343,12 +371,17 @@ def _conflicts(values: Mapping[str, Any]) -> list[str]:
     repositories = values["model-repository"]
     if not repositories:
         problems.append("--model-repository: give at least one directory of models")
-    problems.extend(
-        f"--model-repository: {repository!r} is no directory"
-        for repository in repositories
-        if not Path(repository).is_dir()
-    )
-    if len({Path(repository).resolve() for repository in repositories}) < len(repositories):
+    for repository in repositories:
+        if not is_remote(repository):
+            if not Path(repository).is_dir():
+                problems.append(f"--model-repository: {repository!r} is no directory")
+            continue
+        try:
+            parse_address(repository)
+        except ValueError as error:
+            problems.append(f"--model-repository: {repository!r}: {error}")
+    places = {repository if is_remote(repository) else Path(repository).resolve() for repository in repositories}
+    if len(places) < len(repositories):
         problems.append("--model-repository: the same directory is given twice")
     if values["load-model"] and values["model-control-mode"] in {"none", "poll"}:
         problems.append(

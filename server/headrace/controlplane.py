@@ -6,10 +6,11 @@ import asyncio
 from typing import Final, Generic
 
 from headrace.config import ControlMode
-from headrace.planes import LoadParameters, LogSettings, SharedMemory, TraceSettings
+from headrace.planes import LoadParameters, LogSettings, SharedMemory, TraceSettings, TrafficControl
 from headrace.repository.layout import name_problem
 from headrace.repository.overrides import OverrideRequest, parse_override
 from headrace.repository.registry import ModelRegistry
+from headrace.repository.remote import Mirrors, RemoteError
 from headrace.repository.sources import LoadOverride, M
 from headrace.repository.uploads import UploadStore
 from headrace.types import IndexEntry
@@ -28,13 +29,17 @@ class RegistryControlPlane(Generic[M]):
         trace: TraceSettings,
         log: LogSettings,
         uploads: UploadStore | None = None,
+        mirrors: Mirrors | None = None,
+        traffic: TrafficControl,
     ) -> None:
         self._registry = registry
         self._mode = mode
         self._uploads = uploads
+        self._mirrors = mirrors if mirrors is not None and mirrors.repositories else None
         self.memory: Final = memory
         self.trace: Final = trace
         self.log: Final = log
+        self.traffic: Final = traffic
 
     def index(self, *, ready_only: bool) -> list[IndexEntry]:
         """Return the repository index."""
@@ -44,16 +49,34 @@ class RegistryControlPlane(Generic[M]):
         """Load or reload a model and return once it serves."""
         self._check_mode("loaded")
         _check_name(name)
-        request = parse_override(parameters, allow_files=self._uploads is not None)
+        version = parameters.get("version")
+        if version is not None and len(parameters) > 1:
+            raise invalid("load parameter 'version' stands alone: the version is loaded from the repository")
+        others = {key: value for key, value in parameters.items() if key != "version"}
+        request = parse_override(others, allow_files=self._uploads is not None)
+        if self._mirrors is not None:
+            try:
+                await asyncio.to_thread(self._mirrors.fetch, name)
+            except RemoteError as error:
+                raise unavailable(str(error)) from None
+        if version is not None:
+            await self._registry.load_version(name, int(version))
+            return
         if request is None:
             await self._registry.load(name)
             return
         await self._registry.load(name, await self._write(name, request))
 
-    async def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """Stop serving a model and return; requests in it end in peace."""
+    async def unload(self, name: str, *, unload_dependents: bool, version: int | None = None) -> None:
+        """Stop serving a model, or one version of it, and return; requests in it end in peace."""
         self._check_mode("unloaded")
         _check_name(name)
+        if version is not None:
+            if unload_dependents:
+                raise invalid("unload parameters 'version' and 'unload_dependents' exclude each other")
+            self.traffic.unloading(name, version)
+            await self._registry.unload_version(name, version)
+            return
         await self._registry.unload(name, unload_dependents=unload_dependents)
 
     async def _write(self, name: str, request: OverrideRequest) -> LoadOverride:

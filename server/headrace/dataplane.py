@@ -16,6 +16,8 @@ from headrace.instances.served_model import InstancePool
 from headrace.observability.access_log import AccessLog
 from headrace.observability.tracing import Tracer
 from headrace.repository.registry import ModelRegistry
+from headrace.rollout.rollouts import Rollouts
+from headrace.rollout.shadow import ShadowSender
 from headrace.scheduling.batch_driver import Outcome
 from headrace.shared_memory import RegionTable
 from headrace.types import (
@@ -211,6 +213,10 @@ class RegistryDataPlane:
         self._sequenced = 0
         """Models with sequences in them."""
         self._idle: Callable[[], None] | None = None
+        self.traffic: Rollouts | None = None
+        """Who chooses the version of requests that name none, while some model's requests go to several."""
+        self.shadows: ShadowSender | None = None
+        """Who sends requests to another version as well, while some model has one for that."""
 
     # --- health and metadata --------------------------------------------------------------------------------------
 
@@ -288,6 +294,8 @@ class RegistryDataPlane:
                 request.trace = self._tracer.pick(request, model.name, model.version)
             inference = Inference(self, model, classes, done, request)
             inference.pending = model.driver.submit(prepared, inference.finish)
+            if self.shadows is not None:
+                self.shadows.consider(request, model)
         except BaseException as error:
             self._refused(model, request, regions, error)
             raise
@@ -307,6 +315,8 @@ class RegistryDataPlane:
                 request.trace = self._tracer.pick(request, model.name, model.version)
             stream = Stream(self, model, classes, on_outcome, request)
             stream.pending = model.driver.submit(prepared, stream.deliver)
+            if self.shadows is not None:
+                self.shadows.consider(request, model)
         except BaseException as error:
             self._refused(model, request, regions, error)
             raise
@@ -337,15 +347,15 @@ class RegistryDataPlane:
             except BaseException as error:
                 entry.end(error)
                 raise
-        return self.lease(request) if request.caller is None else self._let_in(request)
+        return self.lease(request, self.traffic) if request.caller is None else self._let_in(request)
 
     def _let_in(self, request: InferenceRequest) -> LoadedModel:
         caller = request.caller
         if caller is None:
-            return self.lease(request)
+            return self.lease(request, self.traffic)
         caller.begin(request.model_name, request.received_ns)
         try:
-            model = self.lease(request)
+            model = self.lease(request, self.traffic)
         except BaseException:
             caller.end()
             raise
@@ -360,15 +370,21 @@ class RegistryDataPlane:
             caller.end()
         self.give_back(model)
 
-    def lease(self, request: InferenceRequest) -> LoadedModel:
-        """Return the model of a request, which is under way until `give_back`. Raises NOT_FOUND, UNAVAILABLE."""
+    def lease(self, request: InferenceRequest, traffic: Rollouts | None = None) -> LoadedModel:
+        """Return the model of a request, which is under way until `give_back`. Raises NOT_FOUND, UNAVAILABLE.
+
+        Without `traffic`, one that names no version gets the default: steps of ensembles, which are checked against that.
+        """
         if request.correlation_id and not request.flags & SEQUENCE_START:
             found = self._continued(request)
             if found is not None:
                 return found
         if self._exiting and not request.nested:
             raise unavailable("the server is shutting down")
-        model = self._registry.acquire(request.model_name, request.model_version)
+        if traffic is not None and request.model_version == LATEST:
+            model = traffic.acquire(request)
+        else:
+            model = self._registry.acquire(request.model_name, request.model_version)
         self.requests += 1
         self._inflight += 1
         sequences = model.sequences

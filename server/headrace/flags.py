@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.gateway.header_forward import compile_pattern
-from headrace.gateway.restricted import KINDS, parse_group
+from headrace.gateway.header_forward import STICKY_HEADER, compile_pattern
+from headrace.gateway.restricted import KINDS, header_name, parse_group
 
 ANY_USER = -1
 MIB = 1 << 20
@@ -239,7 +239,17 @@ def _tls(door: str, shown: str) -> tuple[Flag, ...]:
 SERVED = (
     _served("config", text, None, "read options from this YAML file; argv and environment go before it", "FILE"),
     _served("id", name, "headrace", "the server's name in its metadata", "NAME"),
-    _served("model-repository", text, None, "directory of models; repeat for several", "DIR", many=True),
+    _served(
+        "model-repository",
+        text,
+        None,
+        "directory of models, or an address in a store (s3://, gs://, as://); repeat for several",
+        "DIR",
+        many=True,
+    ),
+    _served(
+        "model-repository-cache", text, "", "where models of stores are mirrored; default ~/.cache/headrace", "DIR"
+    ),
     _served("model-control-mode", choice("none", "poll", "explicit"), "none", "who decides what is loaded", "MODE"),
     _served("load-model", name, None, "model to load at start-up (explicit mode); * = all", "MODEL", many=True),
     _served(
@@ -447,6 +457,8 @@ SERVED = (
             ("log-frequency", "triton,log-frequency"),
         )
     ),
+    _served("model-overlay", text, "", "YAML file of deployment settings laid over the models' configurations", "FILE"),
+    _served("sticky-header", header_name, STICKY_HEADER, "header that keeps a caller with a model's version", "NAME"),
     _served("access-file", text, "", "YAML file of callers: their keys, roles, models and limits", "FILE"),
     *_tls("http", "HTTP"),
     *_tls("grpc", "gRPC"),

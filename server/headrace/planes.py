@@ -7,7 +7,7 @@ caller named none.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from headrace.types import (
     CudaRegion,
@@ -158,6 +158,25 @@ class LogSettings(Protocol):
         ...
 
 
+class TrafficControl(Protocol):
+    """Which version of a model gets the requests that name none."""
+
+    def get(self, model: str) -> dict[str, Any]:
+        """Return the policy of a model and how its versions do, JSON-ready. Raises NOT_FOUND, UNAVAILABLE."""
+        ...
+
+    async def update(self, model: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Change the policy, all or none, or switch, promote, roll back; return what `get` does then.
+
+        Raises INVALID_ARG with every problem, NOT_FOUND and UNAVAILABLE for a version that does not serve.
+        """
+        ...
+
+    def unloading(self, model: str, version: int) -> None:
+        """Note that a version is to be unloaded by a call. Raises INVALID_ARG where it is the default that was set."""
+        ...
+
+
 LoadParameters = dict[str, str | bytes | int | bool]
 
 
@@ -173,13 +192,19 @@ class ControlPlane(Protocol):
     @property
     def log(self) -> LogSettings: ...
 
+    @property
+    def traffic(self) -> TrafficControl: ...
+
     def index(self, *, ready_only: bool) -> list[IndexEntry]: ...
 
     async def load(self, name: str, parameters: LoadParameters) -> None:
         """Load or reload a model and return once it serves.
 
-        Parameters: "config" (a configuration as JSON text), "file:<path>" (content, bytes).
+        Parameters: "config" (a configuration as JSON text), "file:<path>" (content, bytes); or "version" (an integer), to
+        load that one beside those that serve.
         """
         ...
 
-    async def unload(self, name: str, *, unload_dependents: bool) -> None: ...
+    async def unload(self, name: str, *, unload_dependents: bool, version: int | None = None) -> None:
+        """Stop serving a model, or one version of it beside others; return while requests in it end."""
+        ...

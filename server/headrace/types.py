@@ -93,6 +93,7 @@ class InferenceRequest:
         "priority",
         "raw_body",
         "received_ns",
+        "sticky",
         "timeout_us",
         "trace",
         "trace_context",
@@ -112,6 +113,8 @@ class InferenceRequest:
         self.priority = 0
         self.timeout_us = 0
         self.correlation_id: int | str = 0
+        self.sticky: str | bytes | None = None
+        """What keeps a caller with a version of the model, as the header for that has it; None = it was not sent."""
         self.flags = 0
         self.empty_final = False
         """Whether a streaming client wants to be told of an end that comes without a response."""

@@ -60,9 +60,25 @@ def test_a_bad_load_request_is_refused_with_the_field(body, words):
     assert words in caught.value.message
 
 
+@pytest.mark.parametrize("written", ["3", '"3"'])
+def test_one_version_is_loaded_and_unloaded_by_its_number(written):
+    body = b'{"parameters":{"version":%b}}' % written.encode()
+
+    assert decode_load(body) == {"version": 3}
+    assert decode_unload(body) == (False, 3)
+
+
+@pytest.mark.parametrize("written", ["0", "-1", "true", '"x"', "1.5", '"9999999999999999999"'])
+def test_what_is_no_version_is_none(written):
+    body = b'{"parameters":{"version":%b}}' % written.encode()
+    for decode in (decode_load, decode_unload):
+        with pytest.raises(InferError, match="version"):
+            decode(body)
+
+
 def test_unload_dependents_is_a_boolean():
-    assert decode_unload(b'{"parameters":{"unload_dependents":true}}') is True
-    assert decode_unload(b"") is False
+    assert decode_unload(b'{"parameters":{"unload_dependents":true}}') == (True, None)
+    assert decode_unload(b"") == (False, None)
     for body in (b'{"parameters":{"unload_dependents":1}}', b'{"parameters":{"x":true}}'):
         with pytest.raises(InferError, match="unload parameter"):
             decode_unload(body)

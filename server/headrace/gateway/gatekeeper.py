@@ -23,6 +23,7 @@ _BY_KIND: Final[dict[str, Roles]] = {
     "shared-memory": _ADMIN,
     "trace": _ADMIN,
     "logging": _ADMIN,
+    "rollout": _ADMIN,
 }
 INDEX: Final[Roles] = frozenset({Role.OBSERVE})
 """Of the repository's index, which changes nothing."""

@@ -1,4 +1,7 @@
-"""Headers that become request parameters: which, by a pattern that the operator gives. The same rules at both doors."""
+"""Headers that mean something for a model's requests: those that become parameters, by a pattern that the operator gives.
+
+The same rules at both doors.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ if TYPE_CHECKING:  # the table of options takes the pattern from here, and help 
 _RESERVED: Final = frozenset(
     ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
 )
+STICKY_HEADER: Final = "x-headrace-sticky"
+"""By whose value callers stay with a version of a model, unless the operator chose another."""
 MINDING_CASE: Final = "(?-i)"
 """What RE2 takes at the beginning of a pattern and Python's `re` does not."""
 _MOST: Final = 128

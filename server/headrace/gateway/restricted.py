@@ -21,6 +21,7 @@ KINDS: Final = (
     "statistics",
     "trace",
     "logging",
+    "rollout",
     "openai",
 )
 
@@ -57,6 +58,14 @@ class Group(NamedTuple):
     restriction: Restriction
 
 
+def header_name(text: str) -> str:
+    """Return the name of a header or of metadata in lower case; raises ValueError."""
+    header = text.strip().lower()
+    if not _HEADER.fullmatch(header):
+        raise ValueError(f"expected a header of letters, digits, '-', '_' and '.', got {header!r}")
+    return header
+
+
 def parse_group(text: str) -> Group:
     """Parse `<kinds>:<header>=<value>`; raises ValueError with `expected ..., got ...`, the value left out."""
     head, colon, rest = text.partition(":")
@@ -67,9 +76,7 @@ def parse_group(text: str) -> Group:
     for kind in kinds:
         if kind not in KINDS:
             raise ValueError(f"expected some of {', '.join(KINDS)} before the colon, got {kind!r}")
-    header = header.strip().lower()
-    if not _HEADER.fullmatch(header):
-        raise ValueError(f"expected a header of letters, digits, '-', '_' and '.', got {header!r}")
+    header = header_name(header)
     value = value.strip()
     if not _VALUE.fullmatch(value):
         raise ValueError(f"expected a value of visible ASCII characters for {header!r}, got something else")

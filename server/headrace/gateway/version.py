@@ -22,3 +22,11 @@ def parse_version(text: str) -> int:
         if version <= _MAX:
             return version
     raise invalid(f"model version {text[:40]!r} is not a whole number between 0 and {_MAX}")
+
+
+def named_version(text: str) -> int:
+    """Return the version that a call names by hand, 1 or more. Raises InferError INVALID_ARG."""
+    version = parse_version(text)
+    if version < 1:
+        raise invalid(f"version: expected a number from 1 to {_MAX}, got {text[:40]!r}")
+    return version

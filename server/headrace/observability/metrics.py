@@ -238,13 +238,18 @@ class MetricsCollector:
         custom: CustomMetrics | None = None,
         cache: ResponseCache | None = None,
         limiter: RateLimiter | None = None,
+        add_rollout: Callable[[Snapshot], None] | None = None,
     ) -> None:
-        """`traces`, `custom` (what backends show of themselves), `cache`, `limiter`: None where there can be none."""
+        """`traces`, `custom` (what backends show of themselves), `cache`, `limiter`: None where there can be none.
+
+        `add_rollout` adds what is told of shares, shadows and versions that were rolled back.
+        """
         self._source = source
         self._traces = traces
         self._custom = custom
         self._cache = cache
         self._limiter = limiter
+        self._add_rollout = add_rollout
         self._settings = settings
         self._clock = clock
         self._machine = MachineMetrics(settings)
@@ -276,6 +281,8 @@ class MetricsCollector:
             _add_cache(snapshot, self._cache)
         if self._limiter is not None:
             _add_resources(snapshot, self._limiter)
+        if self._add_rollout is not None:
+            self._add_rollout(snapshot)
         self._machine.add(snapshot, sample)
         registry = CollectorRegistry()
         for collector in (snapshot, self._process, self._build):

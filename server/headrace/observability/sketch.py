@@ -91,6 +91,12 @@ class LatencySketch:
         return counts if before is None else [count - earlier for count, earlier in zip(counts, before, strict=True)]
 
 
+def count_above(counts: Sequence[int], value: int) -> int:
+    """Return how many of a sketch's values are above `value` >= 0, those not counted that are up to 1/16 above it."""
+    shift = max(0, value.bit_length() - _SUB_BITS - 1)
+    return 0 if shift >= _OCTAVES else sum(counts[(shift << _SUB_BITS) + (value >> shift) + 1 :])
+
+
 def _bin_middle(index: int) -> float:
     if index < _SUB_BINS:
         return float(index)

@@ -190,6 +190,12 @@ class ModelStatistics:
         self.first_response = Histogram([round(bound * _MILLISECOND) for bound in first_response_bounds_ms])
         self.summaries = Summaries() if summaries else None
 
+    def keep_summaries(self) -> Summaries:
+        """Return the sketches of durations, which are kept from now on where they were not."""
+        if self.summaries is None:
+            self.summaries = Summaries()
+        return self.summaries
+
     def record_success(
         self, rows: int, request_ns: int, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int, wall_ms: int
     ) -> None:

@@ -18,6 +18,7 @@ from headrace.repository.freeze import freeze
 from headrace.repository.labels import check_label_files
 from headrace.repository.model_config import ConfigError, ModelConfig, Problem
 from headrace.repository.normalise import NormaliseSettings, normalise
+from headrace.repository.overlay import Overlay
 from headrace.repository.planning import CHANGED_IN_PLACE
 from headrace.repository.proto_json import from_dict, to_dict
 from headrace.repository.sequence_validation import check_sequence_tensors, shown_to_clients
@@ -62,8 +63,16 @@ def config_path(model_directory: Path, config_name: str | None) -> Path | None:
     return default if default.is_file() else None
 
 
-def read_config(model_directory: Path, config_name: str | None = None) -> ParsedConfig:
-    """Read what the author of the model wrote; an empty configuration where there is no file. Raises ConfigError."""
+def read_config(model_directory: Path, config_name: str | None = None, overlay: Overlay | None = None) -> ParsedConfig:
+    """Read what the author of the model wrote, changed as the deployment says. Raises ConfigError.
+
+    Where there is no file, the author's configuration is empty.
+    """
+    parsed = _read_written(model_directory, config_name)
+    return parsed if overlay is None else overlay.applied(model_directory.name, parsed)
+
+
+def _read_written(model_directory: Path, config_name: str | None) -> ParsedConfig:
     path = config_path(model_directory, config_name)
     if path is None:
         return ParsedConfig()

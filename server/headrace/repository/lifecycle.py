@@ -160,6 +160,10 @@ class ModelLifecycle:
         """Return the tokens of the copies that serve, by version."""
         return {version: copy.token for version, copy in self._serving.items()}
 
+    def identities(self) -> dict[int, Hashable]:
+        """Return what identifies the content of the copies that serve, by version."""
+        return {version: copy.identity for version, copy in self._serving.items()}
+
     def status(self, version: int) -> VersionStatus | None:
         """Return what is to be said of a version; None if the model does not have it (any more)."""
         reason = self._reasons.get(version)

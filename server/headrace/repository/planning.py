@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from headrace.repository.config_text import ParsedConfig
@@ -12,6 +13,10 @@ from headrace_protocol._generated import model_config_pb2 as pb
 
 CHANGED_IN_PLACE: Final = ("instance_group", "version_policy")
 """Fields of a configuration in which a version that serves is changed without being loaded anew."""
+
+
+TRAFFIC: Final = "traffic"
+"""The parameter of a configuration that says how its requests go to the versions."""
 
 
 class VersionChoice(NamedTuple):
@@ -34,6 +39,21 @@ def choose_versions(policy: pb.ModelVersionPolicy, available: Collection[int]) -
         )
     count = max(policy.latest.num_versions, 1)
     return VersionChoice(tuple(sorted(available)[-count:]))
+
+
+def without_traffic(config: ParsedConfig) -> tuple[ParsedConfig, str | None]:
+    """Return a configuration without what it says about the traffic of versions, and that; None = it says nothing.
+
+    Another share of the requests is no other content, and no business of a backend's.
+    """
+    if TRAFFIC not in config.proto.parameters:
+        return config, None
+    proto = pb.ModelConfig()
+    proto.CopyFrom(config.proto)
+    text = proto.parameters[TRAFFIC].string_value
+    del proto.parameters[TRAFFIC]
+    written = config.written if proto.parameters else config.written - {"parameters"}
+    return replace(config, proto=proto, written=written), text
 
 
 def identities(

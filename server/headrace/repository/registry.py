@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, Generic
 
@@ -23,8 +23,17 @@ from headrace.repository.lifecycle import VersionState
 from headrace.repository.loading import BoundedLoader
 from headrace.repository.model_config import ConfigError
 from headrace.repository.outside import ENVIRONMENT, outside_state
-from headrace.repository.planning import choose_versions, identities, is_resizable, members_of, same_in_place
-from headrace.repository.sources import LoadOverride, M, ModelLoader, ModelSource
+from headrace.repository.overlay import Overlay
+from headrace.repository.planning import (
+    VersionChoice,
+    choose_versions,
+    identities,
+    is_resizable,
+    members_of,
+    same_in_place,
+    without_traffic,
+)
+from headrace.repository.sources import LoadOverride, M, ModelLoader, ModelSource, Preference, TrafficBook
 from headrace.repository.standing import index_entries, refusal, refusal_of_absent, shown_versions, stands
 from headrace.repository.tracked import Copy, TrackedModel, sentence
 from headrace.types import LATEST, IndexEntry
@@ -52,9 +61,15 @@ class ModelRegistry(Generic[M]):
         config_name: str | None = None,
         load_concurrency: int = 4,
         load_retries: int = 0,
+        overlay: Overlay | None = None,
+        traffic: TrafficBook | None = None,
     ) -> None:
+        """`overlay` changes what the repositories' configurations say; `traffic` is told what they say of it."""
         self._repositories = tuple(repositories)
         self._config_name = config_name
+        self._overlay = overlay
+        self._traffic = traffic
+        self._preferences: dict[str, Preference] = {}
         self._models: dict[str, TrackedModel[M]] = {}
         self._ensembles = Ensembles(self._models)
         self._loader = BoundedLoader(loader, load_concurrency, load_retries, self._ensembles.wait)
@@ -76,14 +91,14 @@ class ModelRegistry(Generic[M]):
     # For every request
 
     def acquire(self, name: str, version: int = LATEST) -> M:
-        """Lease a model that takes requests; `release` must follow. LATEST = the highest version that takes them.
+        """Lease a model that takes requests; `release` must follow. LATEST = the first by preference that takes them.
 
         Raises NOT_FOUND for an unknown model or version, UNAVAILABLE for one that does not serve, with the reason.
         """
         tracked = self._models.get(name)
         if tracked is not None:
             if version == LATEST:
-                for copy in tracked.newest_first:
+                for copy in tracked.preferred:
                     model = copy.model
                     if model is not None and model.accepting:
                         copy.leases += 1
@@ -110,6 +125,11 @@ class ModelRegistry(Generic[M]):
         if copy is not None:
             copy.leases += 1
 
+    def leases(self, model: M) -> int:
+        """Return how many leases on a model there are: requests in it, and what else holds it."""
+        copy = self._copies.get(id(model))
+        return 0 if copy is None else copy.leases
+
     def release(self, model: M) -> None:
         """Give a lease back. An unload that waits for it goes on."""
         copy = self._copies.get(id(model))
@@ -132,12 +152,28 @@ class ModelRegistry(Generic[M]):
         tracked = self._models.get(name)
         if tracked is not None and tracked.serving:
             if version == LATEST:
-                models = [copy.served for copy in tracked.newest_first]
+                models = [copy.served for copy in tracked.preferred]
                 return next((model for model in models if model.accepting), models[0])
             copy = tracked.serving.get(version)
             if copy is not None:
                 return copy.served
         raise self._refusal(name, version)
+
+    def prefer(self, name: str, preference: Preference | None) -> None:
+        """Have requests to a model that name no version tried in this order, from now on; None = the highest first."""
+        if preference is None:
+            self._preferences.pop(name, None)
+        else:
+            self._preferences[name] = preference
+        tracked = self._models.get(name)
+        if tracked is not None:
+            tracked.prefer(preference or Preference())
+            self._note_change(tracked)
+
+    def versions(self, name: str) -> tuple[int, ...]:
+        """Return the versions of a model that serve, be they ready or not, lowest first."""
+        tracked = self._models.get(name)
+        return () if tracked is None else tuple(copy.version for copy in reversed(tracked.newest_first))
 
     def ready_versions(self, name: str) -> tuple[int, ...]:
         """Return the versions of a model that are ready, lowest first."""
@@ -260,6 +296,24 @@ class ModelRegistry(Generic[M]):
             if unload_dependents:
                 await self.unload(member, unload_dependents=True)
 
+    async def load_version(self, name: str, version: int) -> None:
+        """Load or reload one version from the repository beside those that serve, which stay as they are.
+
+        What the version policy says does not count. Raises as `load` does.
+        """
+        self._refuse_if_closing()
+        await self._outcome(self._submit(name, self._load_one(name, version)))
+        self._models[name].asked_for = True
+
+    async def unload_version(self, name: str, version: int) -> None:
+        """Stop serving one version beside others and return; its last requests end in peace.
+
+        Raises NOT_FOUND where it does not serve, INVALID_ARG where no other does.
+        """
+        self._refuse_if_closing()
+        self.get(name, version)
+        await self._outcome(self._submit(name, self._unload_one(name, version)))
+
     async def close(self, timeout: float) -> None:
         """Unload everything: wait that long for requests to end, then take the models down under them."""
         self._closing = True
@@ -284,6 +338,8 @@ class ModelRegistry(Generic[M]):
             tracked = self._models[name] = TrackedModel(
                 name, self._loader, self._spawn, self._copies, self._note_change
             )
+            if name in self._preferences:
+                tracked.prefer(self._preferences[name])
         tracked.pending += 1
         task: asyncio.Task[None] = self._spawn(operation, f"operation on {name!r}")
         tracked.latest_operation = task
@@ -347,6 +403,28 @@ class ModelRegistry(Generic[M]):
             settled, source = await self._prepare(tracked, found, override)
         await self._carry_out(tracked, found, override, settled, source)
 
+    async def _load_one(self, name: str, version: int) -> None:
+        tracked = self._models[name]
+        async with tracked.order:
+            found = await asyncio.to_thread(layouts.scan_model, self._repositories, name)
+            if found is None:
+                raise not_found(f"model {name!r} has no folder in the model repositories")
+            if version not in found.versions:
+                has = shown_versions(found.versions)
+                raise not_found(f"model {name!r} has no folder of version {version} in its repository; it has {has}")
+            self._known.setdefault(name, False)
+            settled, _ = await self._prepare(tracked, found, None, only=version)
+        await settled
+
+    async def _unload_one(self, name: str, version: int) -> None:
+        tracked = self._models[name]
+        async with tracked.order:
+            others = tracked.serving.keys() - {version}
+            if not others:
+                raise invalid(f"version {version} is the only one of model {name!r} that serves: unload the model")
+            settled = tracked.keep(others)
+        await settled
+
     async def _load_found(self, name: str, found: ModelLayout) -> None:
         """Load from what a scan has seen."""
         tracked = self._models[name]
@@ -386,9 +464,12 @@ class ModelRegistry(Generic[M]):
         return True
 
     async def _prepare(
-        self, tracked: TrackedModel[M], found: ModelLayout, override: LoadOverride | None
+        self, tracked: TrackedModel[M], found: ModelLayout, override: LoadOverride | None, only: int | None = None
     ) -> tuple[asyncio.Future[None], ModelSource]:
-        """Decide what to load and begin to; what stands against it is noted and raised."""
+        """Decide what to load and begin to; what stands against it is noted and raised.
+
+        `only`: this version is loaded beside those that serve, whatever the version policy says.
+        """
         tracked.gone = False
         tracked.tried = found
         source = ModelSource(
@@ -402,9 +483,12 @@ class ModelRegistry(Generic[M]):
             if found.problem:
                 raise invalid(found.problem)
             config = override.config if override is not None else await self._read_config(found)
+            config, traffic = without_traffic(config)
             source = dataclasses.replace(source, config=config, members=members_of(config.proto))
             self._begin_members(source)
-            choice = choose_versions(config.proto.version_policy, found.versions)
+            choice = (
+                choose_versions(config.proto.version_policy, found.versions) if only is None else VersionChoice((only,))
+            )
             for version in choice.missing:
                 _log.error(
                     "%r version %d: chosen by the version policy, but the folder is missing", found.name, version
@@ -428,14 +512,17 @@ class ModelRegistry(Generic[M]):
                 outside=outside,
                 resizable=tracked.resizable and is_resizable(config.proto),
             )
-            return tracked.desire(source, wanted), source
+            if self._traffic is not None:
+                self._traffic.adopt(found.name, traffic)
+            others: dict[int, Hashable] = {} if only is None else tracked.lifecycle.identities()
+            return tracked.desire(source, {**others, **wanted}), source
         except Exception as error:
             tracked.refuse(sentence(error))
             tracked.dispose(source)
             raise invalid(f"model {found.name!r} failed to load: {sentence(error)}") from error
 
     async def _read_config(self, found: ModelLayout) -> ParsedConfig:
-        return await asyncio.to_thread(read_config, found.directory, self._config_name)
+        return await asyncio.to_thread(read_config, found.directory, self._config_name, self._overlay)
 
     async def _unload(self, name: str, *, gone: bool) -> None:
         tracked = self._models[name]

@@ -49,6 +49,29 @@ class LoadOverride:
     """What to remove when nothing uses `directory` any more."""
 
 
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """Which of a model's versions serves a request that names none: the default, else the highest, else one of the `last`."""
+
+    default: int | None = None
+    last: frozenset[int] = frozenset()
+    """Those on trial."""
+
+    def rank(self, version: int) -> int:
+        """Return which goes first, the lower."""
+        if version == self.default:
+            return 0
+        return 2 if version in self.last else 1
+
+
+class TrafficBook(Protocol):
+    """Who keeps what models' configurations say about the traffic of their versions."""
+
+    def adopt(self, name: str, text: str | None) -> None:
+        """Take over what the configuration that is about to be loaded says; None = nothing. Raises ConfigError."""
+        ...
+
+
 class ServedModel(Protocol):
     """A loaded version. The loader makes and owns it; the registry says when it serves and when it ends."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Mapping
 from typing import Any, Generic
 
 from headrace.repository.layout import ModelLayout
@@ -22,7 +22,7 @@ from headrace.repository.lifecycle import (
     VersionStatus,
 )
 from headrace.repository.model_config import ConfigError
-from headrace.repository.sources import M, ModelLoader, ModelSource
+from headrace.repository.sources import M, ModelLoader, ModelSource, Preference
 from headrace_protocol.errors import InferError, invalid, unavailable
 
 _log = logging.getLogger(__name__)
@@ -84,6 +84,9 @@ class TrackedModel(Generic[M]):
         self.loaded_for: set[str] = set()
         self.serving: dict[int, Copy[M]] = {}
         self.newest_first: tuple[Copy[M], ...] = ()
+        self.preferred: tuple[Copy[M], ...] = ()
+        """The same copies in the order in which they are tried for a request that names no version."""
+        self._preference = Preference()
         self._loader = loader
         self._spawn = spawn
         self._copies: dict[int, Copy[M]] = {}
@@ -93,7 +96,7 @@ class TrackedModel(Generic[M]):
 
     # Operations. Each returns a future that ends with the operation.
 
-    def desire(self, source: ModelSource, wanted: Mapping[int, bytes]) -> asyncio.Future[None]:
+    def desire(self, source: ModelSource, wanted: Mapping[int, Hashable]) -> asyncio.Future[None]:
         """Serve these versions of the source, given by what identifies their content."""
         self.members = source.members
         lost = [copy.token for copy in self.serving.values() if not copy.served.accepting]
@@ -108,6 +111,16 @@ class TrackedModel(Generic[M]):
     def unload(self) -> None:
         """Stop serving; copies are freed when their last request has ended."""
         self._begin(self.lifecycle.unload(), None)
+
+    def keep(self, versions: Collection[int]) -> asyncio.Future[None]:
+        """Serve those versions alone of the ones that serve, as they are."""
+        wanted = {version: identity for version, identity in self.lifecycle.identities().items() if version in versions}
+        return self._begin(self.lifecycle.desire(wanted), None)
+
+    def prefer(self, preference: Preference) -> None:
+        """Note which version goes first, and which last, where a request names none."""
+        self._preference = preference
+        self.preferred = tuple(sorted(self.newest_first, key=lambda copy: preference.rank(copy.version)))
 
     def release(self, copy: Copy[M]) -> None:
         """Give one lease back."""
@@ -187,6 +200,7 @@ class TrackedModel(Generic[M]):
                 case Settled():
                     self._settle(decision)
         self.newest_first = tuple(self.serving[version] for version in sorted(self.serving, reverse=True))
+        self.prefer(self._preference)
         self._on_change(self)
 
     def _start_load(self, token: int, version: int, source: ModelSource) -> None:

@@ -22,7 +22,7 @@ from headrace.gateway.grpc.settings import GrpcSettings
 from headrace.gateway.grpc.settings_service import SettingsService
 from headrace.gateway.grpc.stream import InferStream, Read, Write, trace_received
 from headrace.gateway.header_forward import compile_pattern, forward
-from headrace.gateway.version import parse_version
+from headrace.gateway.version import named_version, parse_version
 from headrace.observability.trace import GRPC_SEND_END, GRPC_SEND_START
 from headrace.planes import Cancellable, ControlPlane, DataPlane, LoadParameters, Outcome
 from headrace.types import InferenceRequest, InferenceResponse
@@ -48,6 +48,7 @@ class GrpcService:
         self._max_message_size = settings.max_message_size
         self._forwarded = compile_pattern(settings.header_forward_pattern)
         self._gatekeeper = settings.gatekeeper
+        self._sticky = settings.sticky_header
         self._streams: set[InferStream] = set()
         self.health: Final = Health(lambda: data.ready() and not data.exiting())
         self.guards: Final[Mapping[str, Guard]] = guards(settings.restricted, settings.gatekeeper)
@@ -130,21 +131,26 @@ class GrpcService:
             elif key.startswith("file:"):
                 _expect(key, parameter, "bytes_param")
                 parameters[key] = parameter.bytes_param
+            elif key == "version":
+                parameters[key] = _version(parameter)
             else:
-                raise invalid(f"unknown load parameter '{key}', expected 'config' or 'file:<path>'")
+                raise invalid(f"unknown load parameter '{key}', expected 'config', 'version' or 'file:<path>'")
         await self._control.load(request.model_name, parameters)
         return b""
 
     async def repository_model_unload(self, data: bytes, _metadata: Metadata) -> bytes:
         request = parse(pb.RepositoryModelUnloadRequest, data)
         _refuse_repository(request.repository_name)
-        dependents = False
+        dependents, version = False, None
         for key, parameter in request.parameters.items():
-            if key != "unload_dependents":
-                raise invalid(f"unknown unload parameter '{key}', expected 'unload_dependents'")
-            _expect(key, parameter, "bool_param")
-            dependents = parameter.bool_param
-        await self._control.unload(request.model_name, unload_dependents=dependents)
+            if key == "version":
+                version = _version(parameter)
+            elif key == "unload_dependents":
+                _expect(key, parameter, "bool_param")
+                dependents = parameter.bool_param
+            else:
+                raise invalid(f"unknown unload parameter '{key}', expected 'unload_dependents' or 'version'")
+        await self._control.unload(request.model_name, unload_dependents=dependents, version=version)
         return b""
 
     async def model_infer(self, data: bytes, metadata: Metadata) -> bytes:
@@ -211,6 +217,8 @@ class GrpcService:
         for key, value in metadata:
             if key == "traceparent" and isinstance(value, str):
                 request.trace_context = value
+            elif key == self._sticky:
+                request.sticky = value
         if self._forwarded is not None:
             forward(request, metadata, self._forwarded)
 
@@ -230,6 +238,13 @@ def failure(path: str, error: Exception) -> InferError:
 def _refuse_repository(name: str) -> None:
     if name:
         raise unsupported(f"repository_name '{name}': choosing a repository is not supported, leave it empty")
+
+
+def _version(parameter: pb.ModelRepositoryParameter) -> int:
+    if parameter.WhichOneof("parameter_choice") == "string_param":
+        return named_version(parameter.string_param)
+    _expect("version", parameter, "int64_param")
+    return named_version(str(parameter.int64_param))
 
 
 def _expect(key: str, parameter: pb.ModelRepositoryParameter, kind: str) -> None:

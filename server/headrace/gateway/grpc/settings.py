@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Literal
 
 from headrace.gateway.address import UNIX, unix_path, where
+from headrace.gateway.header_forward import STICKY_HEADER
 from headrace.gateway.restricted import Restrictions
 from headrace.gateway.tls_settings import TlsSettings
 
@@ -48,6 +49,8 @@ class GrpcSettings:
     max_connection_age_grace_ms: int = 0
     header_forward_pattern: str = ""
     """Regular expression (searched for, case ignored): metadata whose key matches becomes request parameters."""
+    sticky_header: str = STICKY_HEADER
+    """In lower case: the metadata by whose value callers stay with a version of a model."""
     restricted: Restrictions = dataclasses.field(default_factory=dict)
     """Metadata that a caller has to show, by kind of rpc, without the prefix."""
 

@@ -45,6 +45,7 @@ class Admission:
         self._gatekeeper = settings.gatekeeper
         self._max_body = settings.max_body_size
         self._max_parsed = min(settings.max_input_size, settings.max_body_size)
+        self._sticky = settings.sticky_header.encode()
         self._known: dict[bytes, Target] = {}
 
     def admit(self, request: HttpRequest) -> int:
@@ -65,6 +66,7 @@ class Admission:
             request.early = _other_method(request, target)
             return UNREAD_LIMIT
         request.target = target
+        request.sticky = fields.get(self._sticky)
         if TRANSFER_ENCODING in fields and fields[TRANSFER_ENCODING].strip().lower() != b"chunked":
             raise HttpError(501, "the only Transfer-Encoding that is served is chunked", close=True)
         if target.reply is not None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from headrace.gateway.http.answer import Answer, json_answer
-from headrace.gateway.http.repository import check_target, decode_index, decode_load, decode_unload
+from headrace.gateway.http.repository import check_target, decode_index, decode_load, decode_traffic, decode_unload
 from headrace.gateway.http.request import Handler, HttpRequest
 from headrace.gateway.http.routes import Endpoint, Route
 from headrace.gateway.http.server_settings import decode_log, decode_trace
@@ -31,6 +31,7 @@ class ControlEndpoints:
             Endpoint.CUDA_REGISTER: Handler(service=self._register_cuda),
             Endpoint.CUDA_UNREGISTER: Handler(service=self._unregister_cuda),
             Endpoint.TRACE: Handler(service=self._trace),
+            Endpoint.TRAFFIC: Handler(service=self._traffic),
             Endpoint.LOGGING: Handler(service=self._logging),
         }
 
@@ -50,7 +51,8 @@ class ControlEndpoints:
 
     async def _unload(self, http: HttpRequest, route: Route) -> Answer:
         check_target(route.model, route.repository)
-        await self._control.unload(route.model, unload_dependents=decode_unload(http.body))
+        dependents, version = decode_unload(http.body)
+        await self._control.unload(route.model, unload_dependents=dependents, version=version)
         return Answer()
 
     # --- shared memory --------------------------------------------------------------------------------------------
@@ -86,6 +88,12 @@ class ControlEndpoints:
         if http.method == b"POST":
             return json_answer(trace.update(route.model, decode_trace(http.body)))
         return json_answer(trace.get(route.model))
+
+    async def _traffic(self, http: HttpRequest, route: Route) -> Answer:
+        traffic = self._control.traffic
+        if http.method == b"POST":
+            return json_answer(await traffic.update(route.model, decode_traffic(http.body)))
+        return json_answer(traffic.get(route.model))
 
     async def _logging(self, http: HttpRequest, _route: Route) -> Answer:
         log = self._control.log

@@ -52,6 +52,7 @@ class DataEndpoints:
         form = decode_request(request, http.body, http.text(fields.HEADER_LENGTH), self._settings.max_input_size)
         request.trace_context = http.text(fields.TRACEPARENT)
         request.caller = http.caller
+        request.sticky = http.sticky
         if self._forwarded is not None and http.headers is not None:
             forward(request, http.headers, self._forwarded)
         return request, form

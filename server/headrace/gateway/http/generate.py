@@ -51,6 +51,7 @@ class GenerateEndpoints:
         request = InferenceRequest(route.model, route.version, self._now_ns())
         request.trace_context = http.text(fields.TRACEPARENT)
         request.caller = http.caller
+        request.sticky = http.sticky
         inputs = self._data.model_metadata(route.model, route.version).inputs
         return request, decode_generate(request, http.body, inputs, self._max_input_size)
 

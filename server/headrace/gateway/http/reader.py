@@ -44,6 +44,7 @@ Admit = Callable[[HttpRequest], int]
 def headers_to_read(settings: HttpSettings) -> frozenset[bytes]:
     """Return the names of the headers that a door with these settings looks at, in lower case."""
     keys = {API_KEY, AUTHORIZATION} if settings.gatekeeper is not None else set()
+    keys.add(settings.sticky_header.encode())
     return READ | keys | {restriction.header.encode() for restriction in settings.restricted.values()}
 
 

@@ -9,10 +9,12 @@ import msgspec
 from headrace.gateway.http.bodies import decode_body, from_base64
 from headrace.gateway.http.json_text import describe
 from headrace.gateway.http.request import Body
+from headrace.gateway.version import named_version
 from headrace.planes import LoadParameters
 from headrace_protocol.errors import invalid, unsupported
 
 _FILE: Final = "file:"
+_VERSION: Final = "version"
 
 
 class _Index(msgspec.Struct):
@@ -25,6 +27,7 @@ class _Control(msgspec.Struct):
 
 _index_decoder: Final = msgspec.json.Decoder(_Index)
 _control_decoder: Final = msgspec.json.Decoder(_Control)
+_traffic_decoder: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 def decode_index(body: Body) -> bool:
@@ -42,21 +45,31 @@ def decode_load(body: Body) -> LoadParameters:
             parameters[key] = value
         elif key.startswith(_FILE):
             parameters[key] = _file_content(key, value)
+        elif key == _VERSION:
+            parameters[key] = _version("load", value)
         else:
-            raise invalid(f"unknown load parameter '{key}'; known are 'config' and 'file:<path>'")
+            raise invalid(f"unknown load parameter '{key}'; known are 'config', 'version' and 'file:<path>'")
     return parameters
 
 
-def decode_unload(body: Body) -> bool:
-    """Return `unload_dependents` of an unload request."""
-    dependents = False
+def decode_unload(body: Body) -> tuple[bool, int | None]:
+    """Return `unload_dependents` and `version` (None = all of them) of an unload request."""
+    dependents, version = False, None
     for key, value in _parameters(body, "the unload request").items():
+        if key == _VERSION:
+            version = _version("unload", value)
+            continue
         if key != "unload_dependents":
-            raise invalid(f"unknown unload parameter '{key}'; known is 'unload_dependents'")
+            raise invalid(f"unknown unload parameter '{key}'; known are 'unload_dependents' and 'version'")
         if not isinstance(value, bool):
             raise invalid(f"unload parameter '{key}': expected true or false, got {describe(value)}")
         dependents = value
-    return dependents
+    return dependents, version
+
+
+def decode_traffic(body: Body) -> dict[str, Any]:
+    """Return the changes of a traffic policy; what they may be is the control plane's to say."""
+    return decode_body(_traffic_decoder, body, "the traffic policy") if body else {}
 
 
 def check_target(model: str, repository: str) -> None:
@@ -76,6 +89,12 @@ def _file_content(key: str, value: object) -> bytes:
         return from_base64(value)
     except ValueError:
         raise invalid(f"load parameter '{key[:80]}': its value is not base64") from None
+
+
+def _version(verb: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise invalid(f"{verb} parameter 'version': expected a number above 0, got {describe(value)}")
+    return named_version(str(value))
 
 
 def _parameters(body: Body, what: str) -> dict[str, Any]:

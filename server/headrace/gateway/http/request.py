@@ -63,6 +63,7 @@ class HttpRequest:
         "keep_alive",
         "method",
         "old",
+        "sticky",
         "target",
         "trace",
         "url",
@@ -93,6 +94,8 @@ class HttpRequest:
         self.began_ns = 0
         """Monotonic time at which its first byte was there."""
         self.trace: Trace | None = None
+        self.sticky: bytes | None = None
+        """Value of the header by which callers stay with a version of a model."""
         self.caller: Caller | None = None
         """Who sent it; None where nobody asks for keys."""
 

@@ -41,6 +41,7 @@ class Endpoint(enum.Enum):
     CUDA_UNREGISTER = ("shared-memory", 6, "POST")
     TRACE = ("trace", 1, "GET", "POST")
     LOGGING = ("logging", 1, "GET", "POST")
+    TRAFFIC = ("rollout", 1, "GET", "POST")
     OPENAI_MODELS = ("openai", 1, "GET")
     OPENAI_MODEL = ("openai", 2, "GET")
     COMPLETIONS = ("openai", 3, "POST")
@@ -106,6 +107,7 @@ PATHS: Final[Mapping[str, Endpoint]] = {
     **_of_model("/generate", Endpoint.GENERATE),
     **_of_model("/generate_stream", Endpoint.GENERATE_STREAM),
     "/v2/models/{model}/trace/setting": Endpoint.TRACE,
+    "/v2/models/{model}/traffic": Endpoint.TRAFFIC,
     "/v2/repository/index": Endpoint.INDEX,
     "/v2/repository/{repository}/index": Endpoint.INDEX,
     "/v2/repository/models/{model}/load": Endpoint.LOAD,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from headrace.gateway.header_forward import STICKY_HEADER
 from headrace.gateway.restricted import Restrictions
 from headrace.gateway.tls_settings import TlsSettings
 
@@ -44,6 +45,8 @@ class HttpSettings:
     """Answers below this size are sent as they are, whatever the client accepts."""
     header_forward_pattern: str = ""
     """Regular expression (searched for, case ignored): headers whose name matches become request parameters."""
+    sticky_header: str = STICKY_HEADER
+    """In lower case: the header by whose value callers stay with a version of a model."""
     restricted: Restrictions = field(default_factory=dict)
     """Headers that a caller has to show, by kind of endpoint."""
     tls: TlsSettings | None = None

@@ -84,6 +84,7 @@ def begin(
     request.timeout_us = timeout_us
     request.trace_context = http.text(fields.TRACEPARENT)
     request.caller = http.caller
+    request.sticky = http.sticky
     request.counts_tokens = True
     payload = ENCODER.encode(call)
     request.inputs.append(InputTensor(CALL_INPUT, BYTES, (1,), len(payload).to_bytes(4, "little") + payload))

@@ -85,6 +85,7 @@ class TextRows:
         if not start:
             request.caller = exchange.http.caller  # counted once, as its client asked once
         request.caller = exchange.http.caller
+        request.sticky = exchange.http.sticky
         for (name, shape), column in zip(model.inputs, self._columns, strict=True):
             texts = column[start : start + model.max_rows]
             data = dt.encode_bytes([text.encode() for text in texts])

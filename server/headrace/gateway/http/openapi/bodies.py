@@ -11,6 +11,7 @@ from headrace.gateway.http.openapi.adapters import adapter_schemas
 from headrace.gateway.http.openapi.language import language_schemas
 from headrace.gateway.http.openapi.proto_schema import message_schemas
 from headrace.gateway.http.openapi.schema import (
+    MAX_INT64,
     SIZE,
     Schema,
     array_of,
@@ -22,6 +23,7 @@ from headrace.gateway.http.openapi.schema import (
 )
 from headrace.gateway.http.openapi.tensors import inference_schemas
 from headrace.gateway.http.openapi.texts import text_schemas
+from headrace.gateway.http.openapi.traffic import traffic_schemas
 from headrace.observability.trace_settings import COUNTS, LEVELS, LOG_FREQUENCIES, MODE, OFF, RATES
 from headrace.types import CudaRegion, IndexEntry, ModelMetadata, ServerMetadata, SystemRegion
 from headrace_protocol._generated import grpc_service_pb2, model_config_pb2
@@ -41,6 +43,7 @@ def schemas() -> dict[str, Schema]:
         **_of_repository(),
         **_of_memory(),
         **_of_settings(),
+        **traffic_schemas(),
         **_of_structs(),
         **_of_messages(),
     }
@@ -54,7 +57,7 @@ def _of_repository() -> dict[str, Schema]:
         "LoadRequest": object_of({"parameters": or_null(reference("LoadParameters"))}),
         "LoadParameters": _load_parameters(),
         "UnloadRequest": object_of({"parameters": or_null(reference("UnloadParameters"))}),
-        "UnloadParameters": exact_object({"unload_dependents": dependents}),
+        "UnloadParameters": exact_object({"unload_dependents": dependents, "version": _one_version()}),
     }
 
 
@@ -64,11 +67,18 @@ def _load_parameters() -> Schema:
     return {
         "type": "object",
         "properties": {
-            "config": described(config, "The model's configuration as JSON text, instead of its config.pbtxt.")
+            "config": described(config, "The model's configuration as JSON text, instead of its config.pbtxt."),
+            "version": _one_version(),
         },
         "patternProperties": {"^file:": described(content, "Content of a file of the model, by its path.")},
         "additionalProperties": False,
     }
+
+
+def _one_version() -> Schema:
+    number = {"type": "integer", "minimum": 1, "maximum": MAX_INT64}
+    either = {"anyOf": [number, {"type": "string", "pattern": "^[1-9][0-9]{0,17}$"}]}
+    return described(either, "This version alone, beside the others. Stands alone.")
 
 
 def _of_structs() -> dict[str, Schema]:

@@ -32,6 +32,7 @@ KINDS: Final = {
     "statistics": "What models have done.",
     "trace": "Which requests are traced.",
     "logging": "What is logged.",
+    "rollout": "Which version gets the requests that name none.",
     "openai": "Language models, as OpenAI's clients ask for them.",
 }
 """Every kind of operation, by which the operator may restrict them; the tags of the document."""

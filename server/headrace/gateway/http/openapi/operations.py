@@ -21,6 +21,7 @@ from headrace.gateway.http.openapi.parts import (
 )
 from headrace.gateway.http.openapi.schema import Schema, array_of, reference
 from headrace.gateway.http.openapi.text_operations import TEXTS
+from headrace.gateway.http.openapi.traffic import TRAFFIC
 from headrace.gateway.http.routes import Endpoint
 
 _OF_A_MODEL: Final = (400, 404, 503)
@@ -219,6 +220,7 @@ OPERATIONS: Final[Mapping[tuple[Endpoint, str], Operation]] = {
     **_memory("System", _SYSTEM, examples.REGISTER_SYSTEM),
     **_memory("Cuda", _CUDA, examples.REGISTER_CUDA),
     **_SETTINGS,
+    **TRAFFIC,
     **LANGUAGE,
     **TEXTS,
 }
