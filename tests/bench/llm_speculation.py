@@ -6,7 +6,7 @@ Three workloads (rows 7 and 8 of what speculation is usually measured by):
 
 * quoting: one stream, greedy; the answer repeats much of the prompt (repeat, edit code, correct, quote);
 * free: one stream, seeded sampling at temperature 1; nothing to copy from, so this shows what guessing costs;
-* load: many streams at once, once with guesses always on and once with the switch-off that is the default.
+* load: many greedy streams of both kinds at once, once with guesses always on and once with the switch-off that is the default.
 
 Each round runs plain and guessing one after the other, in turned order every second round; the median of the rounds'
 ratios is told, of wall and of processor time. In fp32 all outputs must be equal, which is looked at first whatever is
@@ -193,16 +193,18 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     model = arguments.model or smollm2_folder()
     adaptive = NgramConfig(num_speculative_tokens=arguments.k)
-    same_in_fp32(model, adaptive)
+    if arguments.only != ["load"]:
+        same_in_fp32(model, adaptive)
     loaded = load(model, arguments.dtype)
     bench = Bench(loaded)
     print(f"{loaded.dtype}, {arguments.threads} thread(s), load average {os.getloadavg()[0]:.1f}", flush=True)
     greedy = SamplingParams(temperature=0, max_tokens=arguments.tokens)
     drawn = SamplingParams(temperature=1.0, max_tokens=arguments.tokens)
     quoting, free = ([[bench.prompt(text)] for text in texts] for texts in (QUOTING, FREE))
-    many = [[bench.prompt(FREE[at % len(FREE)]) for at in range(arguments.streams)]]
+    texts = QUOTING + FREE
+    many = [[bench.prompt(texts[at % len(texts)]) for at in range(arguments.streams)]]
     always = NgramConfig(num_speculative_tokens=arguments.k, disable_above=10**6, patience=10**6)
-    short = SamplingParams(temperature=1.0, max_tokens=min(48, arguments.tokens), ignore_eos=True)
+    short = SamplingParams(temperature=0, max_tokens=min(48, arguments.tokens), ignore_eos=True)
     workloads = {
         "quoting": [("quoting", quoting, greedy, adaptive)],
         "free": [("free", free, drawn, adaptive)],
