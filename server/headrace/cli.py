@@ -1,4 +1,4 @@
-"""The `headrace` command: serve, check, infer, chat, key, import, version. Parses words, calls the module that does the work, prints.
+"""The `headrace` command and its subcommands: parses words, calls the module that does the work, prints.
 
 Heavy modules are imported where they are needed, so that help and mistakes are answered at once.
 """
@@ -21,6 +21,7 @@ usage: headrace <command> [...]
   check    say what is wrong with a repository's models, without serving them
   infer    send one request to a server and print the answer
   chat     talk with a language model
+  rollout  say which version of a model gets its requests
   key      make an API key for the file of --access-file
   import   make a model of a TorchServe archive
   version  print the version
@@ -46,6 +47,7 @@ def _run(words: list[str]) -> int:
         "check": _check,
         "infer": _infer,
         "chat": _chat,
+        "rollout": _rollout,
         "key": _key,
         "import": _import,
         "version": _version,
@@ -111,6 +113,12 @@ def _infer(words: list[str]) -> int:
 
 def _chat(words: list[str]) -> int:
     from headrace.client.chat import run
+
+    return run(words)
+
+
+def _rollout(words: list[str]) -> int:
+    from headrace.rollout.command import run
 
     return run(words)
 
