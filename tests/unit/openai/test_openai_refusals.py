@@ -186,7 +186,7 @@ async def test_what_chats_refuse(door, members, param):
 
 
 async def test_more_tokens_than_the_model_takes_are_refused_before_they_wait(door):
-    error = await refusal(door, COMPLETIONS, {**ONCE, "prompt": [1] * 256})
+    error = await refusal(door, COMPLETIONS, {**ONCE, "prompt": [1] * 257})
     assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
 
 

@@ -40,6 +40,6 @@ def _checked(fields: Fields, name: str, prompt: Any, model: LanguageModel) -> st
         for token in prompt:
             if type(token) is not int or not 0 <= token < size:
                 raise fields.wrong(name, f"tokens, which are integers from 0 to {size - 1}", token)
-        if len(prompt) >= model.card.max_model_len and not fields.has("truncate_prompt_tokens"):
+        if len(prompt) > model.card.max_model_len and not fields.has("truncate_prompt_tokens"):
             raise too_many_tokens(name, len(prompt), model)
     return prompt

@@ -156,7 +156,7 @@ def read_cache_salt(fields: Fields) -> str | None:
 
 
 def too_many_tokens(name: str, count: int, model: LanguageModel) -> HttpError:
-    """Return the error of a prompt that leaves no room for a token."""
+    """Return the error of a prompt that is longer than the model."""
     length = model.card.max_model_len
     return refusal(
         f"'{name}' has {count} tokens; the model takes {length} of prompt and answer together",
