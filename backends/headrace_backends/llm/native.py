@@ -45,7 +45,7 @@ class NativeEngine:
 
     def __init__(self, source: Path, settings: Mapping[str, Any], *, threads: int, device: str) -> None:
         self._settings = parse(settings, source)
-        self._threads = threads
+        self._threads = max(1, threads // self._settings.tensor_parallel_size)
         self._device = device
         self._loop: EngineLoop | None = None
         self._card: ModelCard | None = None
@@ -126,7 +126,7 @@ class NativeEngine:
             settings.model,
             settings.dtype,
             settings.tensor_parallel_size,
-            max(1, self._threads // settings.tensor_parallel_size),
+            self._threads,
         )
         return self._ranks.load()
 
