@@ -47,7 +47,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         "tool_call_parser": "hermes",
     }
     (repository / "tiny" / "1" / "model.json").write_text(json.dumps(settings))
-    with running(repository) as started:
+    with running(repository, ready=False) as started:
+        started.wait_ready(180)  # a busy machine compiles kernels for a while
         yield started
 
 
