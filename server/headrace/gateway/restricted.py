@@ -25,6 +25,9 @@ KINDS: Final = (
     "openai",
 )
 
+HTTP_ALONE: Final = ("rollout", "openai")
+"""Kinds of which gRPC has no call."""
+
 _HEADER: Final = re.compile(r"[0-9a-z_.\-]+")
 """What is a header's name in HTTP and a key of gRPC's metadata alike."""
 _VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
