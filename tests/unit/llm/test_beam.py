@@ -233,3 +233,34 @@ def test_min_tokens_keeps_the_ends_away() -> None:
         search.take(tops)
     (best,) = search.best(1)
     assert best.token_ids == (1, 1, 0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_meanwhile_nothing_is_lost(runner, seed) -> None:
+    """Searches and plain requests in too few blocks, aborted and failing at any time: each ends, and all blocks come back."""
+    numbers = random.Random(seed)
+    engine = Engine(None, runner=runner, blocks=34, max_num_seqs=5, max_num_batched_tokens=40)
+    core, ended, asked = engine.core, [], []
+    for at in range(8):
+        prompt = numbers.choice(PROMPTS)
+        width = numbers.randint(1, 5)
+        plain = GenerationRequest(f"{at}", prompt, SamplingParams(max_tokens=8), at, ENDS)
+        asked.append(numbers.choice([plain, searching(f"{at}", prompt, width, n=numbers.randint(1, width))]))
+    waiting = list(asked)
+    while waiting or len(core):
+        if waiting:
+            assert core.add(waiting.pop()) is None
+        step = core.schedule(0)
+        if numbers.random() < 0.15:
+            told = core.fail(step, "the model broke", 0)
+        else:
+            results = runner.execute(step)
+            name = f"{numbers.randrange(8)}"
+            told = [output] if numbers.random() < 0.1 and (output := core.abort(name, 0)) is not None else []
+            told += core.update(step, results, 0)
+        core.check_integrity()
+        ended.extend(output.request_id for output in told if output.finished)
+    assert {name.partition("/")[0] for name in ended} == {request.id for request in asked}
+    assert len(set(ended)) == len(ended)
+    assert not len(core._searches)
+    assert core.scheduler.blocks.num_free == core.scheduler.blocks.num_usable
