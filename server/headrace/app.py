@@ -172,7 +172,7 @@ def mirrored(config: ServerConfig) -> tuple[Mirrors, list[Path]]:
     try:
         for address in config.model_repositories:
             if is_remote(address):
-                mirrors.append(RemoteRepository(address, cache, time.time))
+                mirrors.append(RemoteRepository(address, cache, time.time, config.model_repository_settle_secs))
                 folders.append(mirrors[-1].folder)
             else:
                 folders.append(Path(address))

@@ -88,6 +88,7 @@ class ServerConfig:
     """Who may call; "" = everybody may do everything."""
     model_repositories: tuple[str, ...]
     """Folders, and addresses of stores."""
+    model_repository_settle_secs: float
     model_repository_cache: str
     """The folder where what is in stores is mirrored."""
     control_mode: ControlMode
@@ -196,6 +197,7 @@ def _build(
         id=values["id"],
         access_file=values["access-file"],
         model_repositories=values["model-repository"],
+        model_repository_settle_secs=values["model-repository-settle-secs"],
         model_repository_cache=values["model-repository-cache"] or str(Path.home() / ".cache/headrace/repositories"),
         control_mode=ControlMode(values["model-control-mode"]),
         load_models=values["load-model"],

@@ -248,6 +248,12 @@ SERVED = (
         many=True,
     ),
     _served(
+        "model-repository-settle-secs",
+        seconds(0),
+        "5",
+        "how long a model in a store must have stayed as it is before it is taken",
+    ),
+    _served(
         "model-repository-cache", text, "", "where models of stores are mirrored; default ~/.cache/headrace", "DIR"
     ),
     _served("model-control-mode", choice("none", "poll", "explicit"), "none", "who decides what is loaded", "MODE"),
