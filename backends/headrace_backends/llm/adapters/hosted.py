@@ -37,6 +37,8 @@ from headrace_protocol.generation import ModelCard
 _CLOSING_S: Final = 10
 _DYING_S: Final = 2
 """Seconds between a socket's end and its process's."""
+_CLEARING_S: Final = 5
+"""Seconds for what the engine shared to be removed; on a busy machine it may take longer, and nobody waits then."""
 _LOOK_S: Final = 0.01
 
 
@@ -224,7 +226,7 @@ class HostedEngine:
             while (gone := _exited(process.pid)) is False and time.monotonic() < deadline:
                 time.sleep(_LOOK_S)
             # not reaped yet, so that the group's number is nobody else's
-            end_group(process.pid, _DYING_S)
+            end_group(process.pid, _CLEARING_S)
             status = process.wait()
             if not gone:
                 return "hung and was killed"

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace_protocol.errors import internal, invalid, unavailable
+
+# read when the library is loaded: threads that spin while they wait starve each other where models share the cores
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import llama_cpp
 
 _LOG: Final = logging.getLogger(__name__)
 _WARNING: Final = 3

@@ -32,13 +32,9 @@ def kill_members(group: int, *, spare: int = 0) -> int:
 
 
 def end_group(group: int, seconds: float) -> None:
-    """Kill a group's processes; trackers, once they are alone, have so many seconds to remove what is left."""
+    """Kill a group's processes, and wait so long for trackers, which end a little later, to have removed what is left."""
     deadline = time.monotonic() + seconds
-    while kill_members(group):
-        if time.monotonic() >= deadline:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
-            return
+    while kill_members(group) and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
 
 
