@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from headrace_backends.llm import kernels
+from headrace_backends.llm import kernels, kv_cache
 from headrace_backends.llm.attention import Attending, SequenceSpan
 from headrace_backends.llm.attention_paged import PagedStep
 from headrace_backends.llm.attention_reference import ReferenceStep
@@ -203,7 +203,8 @@ def test_a_cache_too_small_for_one_request_is_refused_with_what_it_needs():
         blocks_that_fit(-5, 100, 16, 160)
 
 
-def test_a_fraction_of_the_memory_is_what_may_be_taken():
+def test_a_fraction_of_the_memory_is_what_may_be_taken(monkeypatch):
+    monkeypatch.setattr(kv_cache, "_available_bytes", lambda total: total)
     assert 0 < memory_budget(0.5) < memory_budget(1.0)
     with pytest.raises(InferError, match="memory fraction: expected more than 0 and at most 1, got 1.5"):
         memory_budget(1.5)

@@ -7,6 +7,7 @@ import torch
 
 from headrace_backends.llm import fusing
 from headrace_backends.llm.fusing import fused
+from headrace_backends.llm.packed_linears import packed
 from headrace_backends.llm.runner import TorchRunner, probed
 from headrace_backends.llm.sampling_params import SamplingParams
 from language_models import BLOCK, GREEDY, Engine, generated_by_transformers, request, tiny
@@ -60,6 +61,14 @@ def test_biases_and_heads_that_are_not_tied_are_taken_over():
     expected = [generated_by_transformers(model, prompt, 8) for prompt in PROMPTS]
     short = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     assert _engine(model).run(_requests(short)) == expected
+
+
+@pytest.mark.parametrize("depth", [64, 1536])
+def test_a_packed_product_of_a_row_has_the_same_bits_alone_and_among_others(depth):
+    numbers = torch.Generator().manual_seed(1)
+    product = packed(torch.randn(576, depth, generator=numbers).to(torch.bfloat16))
+    rows = torch.randn(32, depth, generator=numbers).to(torch.bfloat16)
+    assert torch.equal(torch.cat([product(row[None]) for row in rows]), product(rows))
 
 
 def test_weights_that_were_taken_over_are_not_kept_twice():

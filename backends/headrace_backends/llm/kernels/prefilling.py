@@ -174,6 +174,7 @@ def prefilling(numbers: int, narrow_model: bool, dim_k: int, dim_v: int, group: 
             peak[:] = unseen
             mass[:] = np.float32(0.0)
             first = max(0, last[0] - window + 1) if window > 0 else 0
+            first = first // most_keys * most_keys  # a row's sums are in the same order whatever tile it is in
             end = last[lanes - 1] + 1
             while first < end:
                 count = min(most_keys, end - first)
