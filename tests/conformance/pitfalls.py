@@ -289,6 +289,40 @@ SETTINGS = [
     ),
 ]
 
+OPERATIONS = [
+    Pitfall(
+        "operations",
+        "the server says that it is ready while models load, or when one it should serve is not there",
+        {
+            "ports are open and live from the first second": (
+                "integration/test_operations.py::test_probes_are_answered_while_models_load",
+            ),
+            "a model that failed, strict or not": (
+                "integration/test_operations.py::test_a_failed_model_stops_readiness_only_where_it_is_strict",
+            ),
+            "ready, not ready and live while the server goes": (
+                "integration/test_drain.py::test_everything_is_served_between_not_ready_and_the_end",
+            ),
+        },
+    ),
+    Pitfall(
+        "operations",
+        "two servers share a port, and half of the answers come from the wrong one",
+        {
+            "the second one ends and says which port": (
+                "integration/test_operations.py::test_a_taken_port_is_told_and_ends_the_start",
+                "integration/test_addresses.py::test_a_second_server_on_the_same_socket_ends_at_once_and_the_first_goes_on",
+            ),
+            "one port for two doors": (
+                "integration/test_operations.py::test_one_port_for_two_doors_is_refused_before_anything_starts",
+            ),
+            "a restart at once after a kill": (
+                "integration/test_operations.py::test_a_killed_server_can_be_started_again_on_its_ports_at_once",
+            ),
+        },
+    ),
+]
+
 SECURITY = [
     Pitfall(
         "security",
@@ -378,4 +412,13 @@ SECURITY = [
     ),
 ]
 
-PITFALLS = [*HTTP_AND_TENSORS, *GRPC, *SHARED_MEMORY, *SETTINGS, *SECURITY, *MODEL_PITFALLS, *LANGUAGE_PITFALLS]
+PITFALLS = [
+    *HTTP_AND_TENSORS,
+    *GRPC,
+    *SHARED_MEMORY,
+    *SETTINGS,
+    *OPERATIONS,
+    *SECURITY,
+    *MODEL_PITFALLS,
+    *LANGUAGE_PITFALLS,
+]
