@@ -16,6 +16,8 @@ from headrace.rollout.policy import GuardPolicy
 _NS_PER_S: Final = 1_000_000_000
 _US_PER_MS: Final = 1_000
 _P99: Final = 0.99
+_MOST_CRASHES: Final = 3
+"""In a window: a version that gets requests only while it lives may never come to as many as a rate needs."""
 _SAMPLES: Final = 30
 """Kept of a window, and the latest."""
 _FEWEST_SLOW: Final = 3
@@ -32,6 +34,8 @@ class Sample:
     failed: int
     """By the backend's fault or ours; not those that were refused for want of room, or cancelled."""
     under_way: int
+    crashes: int
+    """How often one of its processes was started again."""
     durations: tuple[int, ...]
     """Of answered requests: the counts of a sketch; () = nothing is known of them."""
     serves: bool = True
@@ -42,7 +46,7 @@ class Trip:
     """Why a version is taken back."""
 
     reason: str
-    """error_rate, p99, stalled or gone: the label of the metric."""
+    """error_rate, p99, crashes, stalled or gone: the label of the metric."""
     text: str
     """With the figures, for people."""
 
@@ -53,6 +57,7 @@ class _Window:
 
     answered: int = 0
     failed: int = 0
+    crashes: int = 0
     durations: tuple[int, ...] = ()
 
     @property
@@ -89,7 +94,9 @@ class Recent:
             return _Window()
         first, last = self._samples[0][1], self._samples[-1][1]
         durations = tuple(now - then for now, then in zip(last.durations, first.durations, strict=True))
-        return _Window(last.answered - first.answered, last.failed - first.failed, durations)
+        return _Window(
+            last.answered - first.answered, last.failed - first.failed, last.crashes - first.crashes, durations
+        )
 
     def full(self) -> bool:
         """Return whether the samples reach over the whole window."""
@@ -117,6 +124,8 @@ class Guard:
         if default is not None:
             self._default.add(now_ns, default)
         window = self._trial.window()
+        if window.crashes >= _MOST_CRASHES:
+            return Trip("crashes", f"its processes died {window.crashes} times in {self._policy.window_secs} s")
         stuck = self._trial.least_under_way()
         if self._trial.full() and not window.ended and stuck:
             return Trip("stalled", f"{stuck} requests are in it, and none ended in {self._policy.window_secs} s")

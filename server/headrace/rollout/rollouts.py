@@ -25,7 +25,7 @@ MOST_MODELS: Final = 10_000
 MOST_ROLLBACKS: Final = 16
 """Of a model, that are remembered."""
 MANUAL: Final = "manual"
-REASONS: Final = ("error_rate", "p99", "stalled", "gone", MANUAL)
+REASONS: Final = ("error_rate", "p99", "crashes", "stalled", "gone", MANUAL)
 """Why weights were taken away."""
 
 
@@ -33,6 +33,8 @@ class Registry(Protocol):
     """The models, as far as they matter here."""
 
     def acquire(self, name: str, version: int) -> LoadedModel: ...
+
+    def release(self, model: LoadedModel) -> None: ...
 
     def prefer(self, name: str, preference: Preference | None) -> None: ...
 
@@ -127,15 +129,20 @@ class Rollouts:
     def acquire(self, request: InferenceRequest) -> LoadedModel:
         """Lease the version that gets a request which names none. Raises as ModelRegistry.acquire does.
 
-        Where the version whose turn it is takes no requests, it goes where it would without weights.
+        Where the version whose turn it is would not serve now, it goes where it would without weights: also while a process
+        of that version is being started again, for a request would wait for that, and is perhaps what ends it once more.
         """
         name = request.model_name
         rollout = self._models.get(name)
         if rollout is not None and rollout.split is not None:
+            version = rollout.split.version_of(_key(request, rollout.split))
             try:
-                return self._registry.acquire(name, rollout.split.version_of(_key(request, rollout.split)))
+                model = self._registry.acquire(name, version)
             except InferError:
-                pass
+                return self._registry.acquire(name, request.model_version)
+            if model.ready or version == rollout.policy.default:
+                return model
+            self._registry.release(model)
         return self._registry.acquire(name, request.model_version)
 
     # --- what is ------------------------------------------------------------------------------------------------------

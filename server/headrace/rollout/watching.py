@@ -108,9 +108,10 @@ class GuardWatch:
             answered=statistics.success_count,
             failed=sum(statistics.failures[reason] for reason in _FAULTS),
             under_way=self._registry.leases(model),
+            crashes=model.restarts,
             durations=tuple(statistics.keep_summaries().request.counts),
             serves=model.accepting,
         )
 
 
-_GONE: Final = Sample(0, 0, 0, 0, (), serves=False)
+_GONE: Final = Sample(0, 0, 0, 0, 0, (), serves=False)

@@ -17,7 +17,7 @@ class Version:
     def __init__(self) -> None:
         self.load = 1
         self.sketch = LatencySketch()
-        self.answered = self.failed = self.under_way = 0
+        self.answered = self.failed = self.under_way = self.crashes = 0
         self.serves = True
 
     def ask(self, answered: int = 0, failed: int = 0, ms: float = 10) -> None:
@@ -28,7 +28,7 @@ class Version:
 
     def sample(self) -> Sample:
         counts = tuple(self.sketch.counts)
-        return Sample(self.load, self.answered, self.failed, self.under_way, counts, self.serves)
+        return Sample(self.load, self.answered, self.failed, self.under_way, self.crashes, counts, self.serves)
 
 
 class Watched:
@@ -133,6 +133,14 @@ def test_a_version_in_which_requests_hang_is_taken_back_after_a_window():
     looks = [watched.look() for _ in range(12)]
     assert looks.count(None) in range(5, 12)
     assert looks[-1] == "stalled"
+
+
+def test_a_version_whose_processes_die_again_and_again_is_taken_back():
+    watched = Watched(max_error_rate=0.5)
+    watched.trial.crashes += 2
+    assert watched.look() is None
+    watched.trial.crashes += 1
+    assert watched.look() == "crashes"
 
 
 def test_a_version_that_nobody_asks_is_good():
