@@ -64,7 +64,7 @@ WAYS: dict[str, Way] = {
     ),
     "with all of these": Way(
         {"max_model_len": 96, "max_num_batched_tokens": 23, "max_num_seqs": 6, "policy": Policy.LPM},
-        blocks=16,
+        blocks=10,
         caching=True,
         drafter="ngram",
         happened=lambda counts: counts.num_preemptions > 0 and counts.num_accepted_tokens > 0,
