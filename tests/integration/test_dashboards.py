@@ -19,6 +19,7 @@ import scripted_engine
 from harness import RunningServer, running
 from prometheus import hastened, scraping
 from repositories import add_identity, add_sample
+from traffic_models import add_versions, traffic
 
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = sorted((ROOT / "deploy/grafana/dashboards").glob("*.json"))
@@ -100,6 +101,13 @@ def test_each_query_of_each_dashboard_has_a_value(tmp_path):
             prometheus.wait_for_values(sum(found.values(), []), 45)
 
 
+def roll_back_soon(server):
+    """Have a version that fails get half of the requests of a model, under a guard."""
+    server.wait_status("/v2/models/trial/ready", 200)
+    guard = {"max_error_rate": 0.1, "min_requests": 5}
+    traffic(server, "trial", {"default": 1, "weights": {"2": 50}, "guard": guard})
+
+
 def test_each_alert_fires_on_what_it_is_for(tmp_path):
     repository = tmp_path / "models"
     repository.mkdir()
@@ -107,15 +115,18 @@ def test_each_alert_fires_on_what_it_is_for(tmp_path):
     add_identity(repository, "slow", execute_delay_ms="1200")
     queue = "dynamic_batching { default_queue_policy { max_queue_size: 1 } }"
     add_identity(repository, "crowded", extra=queue, execute_delay_ms="400")
+    add_versions(repository, "trial", "good", "failing")
     add_identity(repository, "broken", extra="instance_group [ { count: 1 kind: KIND_GPU gpus: [ 7 ] } ]")
     (tmp_path / "prometheus").mkdir()
     flags = ("--exit-on-error=false", "--backend-restart-limit=100")
     provoked = {rule["alert"] for group in ALERTS["groups"] for rule in group["rules"]} - UNPROVOKED
     with running(repository, *flags, ready=False) as server, load_on(server) as load:
+        roll_back_soon(server)
         for model in ("fragile", "slow", "crowded"):
             server.wait_status(f"/v2/models/{model}/ready", 200)
         load.on("fragile", ROW, 1, crash=True)
         load.on("slow", ROW, 1)
+        load.on("trial", [{**ROW[0], "shape": [1, 3], "data": [1, 2, 3]}])
         load.on("crowded", ROW, 6)
         targets = [server.metrics_url.split("/")[2], "127.0.0.1:9"]
         with scraping(tmp_path / "prometheus", targets, hastened(ALERTS)) as prometheus:
@@ -160,6 +171,11 @@ def series(name: str, values: str, **labels: str) -> dict[str, str]:
         ], 12, False),
         ("HeadracePreemptions", [series("headrace_llm_num_preemptions_total", "0+60x20", instance="i", model="m")], 12, True),
         ("HeadracePreemptions", [series("headrace_llm_num_preemptions_total", "0+1x20", instance="i", model="m")], 12, False),
+        ("HeadraceRolledBack", [series("headrace_rollbacks_total", "0x4 1x40", model="m", reason="p99")], 6, True),
+        ("HeadraceRolledBack", [series("headrace_rollbacks_total", "0x4 1x40", model="m", reason="p99")], 30, False),
+        ("HeadraceRolledBack", [series("headrace_rollbacks_total", "_x4 1x40", model="m", reason="p99")], 6, True),
+        ("HeadraceRolledBack", [series("headrace_rollbacks_total", "_x4 1x40", model="m", reason="p99")], 30, False),
+        ("HeadraceRolledBack", [series("headrace_rollbacks_total", "0x4 1x40", model="m", reason="manual")], 6, False),
         ("HeadraceModelNotReady", [series("headrace_model_ready", "1x4 0x20", model="m")], 5, False),
         ("HeadraceModelNotReady", [series("headrace_model_ready", "1x4 0x20", model="m")], 7, True),
         ("HeadraceErrors", [
