@@ -44,13 +44,14 @@ def main() -> int:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", default="", help="ways with this in their name")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     ways = Ways(arguments.model or smollm2_folder(), arguments.dtype, count=arguments.tokens)
     print(f"{type(ways.model).__name__}, {ways.model.dtype}, {len(ways.prompts)} prompts, {ways.count} tokens of each")
     drawn = ways.run(WAYS["in one batch"])[1]
     wrong = False
-    for name, way in WAYS.items():
+    for name, way in ((name, way) for name, way in WAYS.items() if arguments.only in name):
         start = time.perf_counter()
         greedy, seeded = ways.run(way)
         parted = differences(ways, ways.expected, greedy)
