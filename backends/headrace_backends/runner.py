@@ -27,6 +27,7 @@ from headrace_backends.batch import Batch
 from headrace_backends.calls import ServerCalls
 from headrace_backends.channel import Channel
 from headrace_backends.discovery import load_backend
+from headrace_backends.memory_limit import limit_memory
 from headrace_backends.model_memory import ModelMemory
 from headrace_backends.readiness import ReadinessCheck
 from headrace_backends.relief import ReliefTimer
@@ -108,6 +109,7 @@ class Runner:
         try:
             if message.protocol != PROTOCOL:
                 raise invalid(f"the server speaks protocol {message.protocol}, this backend process {PROTOCOL}")
+            limit_memory(message.memory_limit)
             factory = load_backend(message.backend)
             self._slots = execution.slot_count(factory, message.instances)
             self._one_thread = not factory.threads

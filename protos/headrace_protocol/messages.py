@@ -80,6 +80,8 @@ class Initialize(msgspec.Struct, array_like=True, tag=1, frozen=True):
     auto_complete: bool
     sharing: int = 0
     """How many instances share the cores, those of other processes included; 0 = those of this one."""
+    memory_limit: int = 0
+    """Bytes of private memory that the process may take; 0 = as much as there is."""
 
 
 class RequestHeader(msgspec.Struct, array_like=True, frozen=True, gc=False):

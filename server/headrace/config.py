@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.cache_options import CacheSettings, cache_settings
-from headrace.flags import ANY_USER, FLAGS, Flag, Status, boolean
+from headrace.flags import ANY_USER, FLAGS, Flag, Status
 from headrace.gateway.address import unix_path
 from headrace.gateway.grpc.settings import GrpcSettings
 from headrace.gateway.http.settings import HttpSettings
 from headrace.gateway.restricted import Group, by_kind
 from headrace.gateway.tls_settings import TlsSettings
+from headrace.instances.variables import VariablePolicy
+from headrace.metrics_options import metrics_config
 from headrace.options import UsageError, gather
 from headrace.placement_options import HostPolicies, Limits, host_policies, rate_limits
 from headrace.repository.addresses import is_remote, parse_address
@@ -117,6 +119,9 @@ class ServerConfig:
     gpu_count: int | None
     """GPUs that instances may be placed on; None = as many as there are."""
     visible_gpus: str | None
+    backend_environment: VariablePolicy
+    backend_memory_limit: int
+    """Bytes of private memory; 0 = no limit."""
     """What CUDA_VISIBLE_DEVICES says, which backend processes inherit; None = nothing."""
     backend_config: Mapping[str, Mapping[str, str]]
     """Settings by backend; under "" those of every backend, which a backend's own go before."""
@@ -152,7 +157,7 @@ def load_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -
         if flag.status is Status.SERVED:
             source, texts = given.get(flag.name, (f"--{flag.name}", [] if flag.default is None else [flag.default]))
             values[flag.name] = _parse(flag, source, texts, problems)
-    metrics = _metrics_config(values["metrics-config"], problems)
+    metrics = metrics_config(values["metrics-config"], problems)
     trace = trace_settings(values, problems, warnings)
     cache = cache_settings(values, environ, problems, warnings)
     limits = rate_limits(values, problems, warnings)
@@ -223,6 +228,8 @@ def _build(
         visible_gpus=visible_gpus,
         backend_config=backend_config,
         cache=cache,
+        backend_environment=VariablePolicy(values["backend-environment"], values["backend-env"]),
+        backend_memory_limit=values["backend-memory-limit"],
         rate_limits=limits,
         host_policies=policies,
         allow_http=values["allow-http"],
@@ -326,46 +333,6 @@ def _tls_conflicts(values: Mapping[str, Any], door: str) -> list[str]:
     if given["use-ssl-mutual"] and not given["root-cert"]:
         problems.append(f"--{door}-root-cert: --{door}-use-ssl-mutual needs it")
     return problems
-
-
-def _quantiles(text: str) -> tuple[float, ...]:
-    found: set[float] = set()
-    for item in text.split(","):
-        # The error after the colon belongs to Triton's algorithm; ours is within 1/16 of the value at each quantile.
-        quantile, _, error = item.partition(":")
-        try:
-            value, _ = float(quantile), float(error or "0")
-        except ValueError:
-            value = -1.0
-        if not 0.0 < value < 1.0:
-            raise ValueError(f"expected <quantile>:<error>,... with quantiles between 0 and 1, got {text!r}")
-        found.add(value)
-    return tuple(sorted(found))
-
-
-def _metrics_config(settings: Sequence[tuple[str, str]], problems: list[str]) -> dict[str, Any]:
-    parsers = {
-        "counter_latencies": boolean,
-        "histogram_latencies": boolean,
-        "summary_latencies": boolean,
-        "summary_quantiles": _quantiles,
-    }
-    values: dict[str, Any] = {
-        "counter_latencies": True,
-        "histogram_latencies": False,
-        "summary_latencies": False,
-        "summary_quantiles": (0.5, 0.9, 0.95, 0.99, 0.999),
-    }
-    for key, text in settings:
-        parse = parsers.get(key)
-        if parse is None:
-            problems.append(f"--metrics-config: unknown setting {key!r}; there are {', '.join(parsers)}")
-            continue
-        try:
-            values[key] = parse(text)
-        except ValueError as error:
-            problems.append(f"--metrics-config: {key}: {error}")
-    return values
 
 
 def _conflicts(values: Mapping[str, Any]) -> list[str]:

@@ -92,6 +92,19 @@ def integer(low: int, high: int | None = None) -> Parser:
 
 def seconds(low: float) -> Parser:
     """Return a parser of durations in seconds, fractions allowed."""
+def bytes_or_none(low: int) -> Parser:
+    """Return a parser of sizes in bytes from `low`, and of 0, which stands for no limit."""
+    parse = integer(0)
+
+    def parse_bytes(text: str) -> object:
+        value = parse(text)
+        if value != 0:
+            integer(low)(text)
+        return value
+
+    return parse_bytes
+
+
 
     def parse(text: str) -> float:
         try:
@@ -301,6 +314,17 @@ SERVED = (
     _served("backend-restart-window-secs", seconds(1), "300", "the window in which crashes count", "SECONDS"),
     _served(
         "backend-config",
+    _served(
+        "backend-environment",
+        choice(*POLICIES),
+        NO_SECRETS,
+        "environment variables that backend processes get: inherit, no-secrets or minimal",
+        "WHICH",
+    ),
+    _served("backend-env", name, None, "a variable (* and ? stand for text) that they get anyway", "NAME", many=True),
+    _served(
+        "backend-memory-limit", bytes_or_none(MIB), "0", "private memory of one backend process, at most; 0 = no limit"
+    ),
         scoped_setting("backend"),
         None,
         "<backend>,<key>=<value>; without a backend: for all",

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from headrace.archives import ArchiveError, open_regular, unpack
 from headrace.instances.process import Child, ExecChild, channel_pair, start
+from headrace.instances.variables import VariablePolicy
 from headrace_protocol.errors import InferError, invalid, unavailable
 
 OLDEST_PYTHON: Final = (3, 11)
@@ -40,18 +41,24 @@ _CHUNK: Final = 1 << 20
 _MAX_PATHS: Final = 256
 _NOT_INHERITED: Final = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV")
 """Variables that speak of the server's own Python."""
+_USUAL: Final = VariablePolicy()
 
 
 class Environment:
     """One environment in use. Its folder stays until `release`."""
 
     def __init__(
-        self, folder: Path, lent: Mapping[str, str], release: Callable[[], Awaitable[None]] | None = None
+        self,
+        folder: Path,
+        lent: Mapping[str, str],
+        release: Callable[[], Awaitable[None]] | None = None,
+        policy: VariablePolicy = _USUAL,
     ) -> None:
         self.folder: Final = folder
         self.interpreter: Final = interpreter_of(folder)
         self._lent: Final = lent
         self._release = release
+        self._policy: Final = policy
 
     async def launch(self) -> Child:
         """Start a backend process. Implements process.Launcher."""
@@ -64,7 +71,7 @@ class Environment:
                 "arguments": ["run", "--fd", str(descriptor)],
             }
             argv = [str(self.interpreter), _bootstrap(), json.dumps(told)]
-            return ExecChild(start(argv, [descriptor], variables(self.folder)), ours)
+            return ExecChild(start(argv, [descriptor], variables(self.folder, self._policy)), ours)
 
     async def release(self) -> None:
         """Say that no process of the model is left. Idempotent."""
@@ -79,7 +86,8 @@ class Environments:
     A locked file in it says that its process lives; what a killed one left is removed by the next that needs a folder.
     """
 
-    def __init__(self, parent: Path | None = None) -> None:
+    def __init__(self, parent: Path | None = None, policy: VariablePolicy = _USUAL) -> None:
+        self._policy: Final = policy
         self._parent: Final = Path(tempfile.gettempdir()) if parent is None else parent
         self._root: Path | None = None
         self._lock = -1
@@ -96,13 +104,14 @@ class Environments:
         if not path.is_absolute():
             raise _unusable(path, "expected an absolute path, or one that begins with $$TRITON_MODEL_DIRECTORY")
         if await asyncio.to_thread(path.is_dir):
-            return Environment(path, await _lendings(path))
+            return Environment(path, await _lendings(path, None, self._policy), None, self._policy)
         digest = await asyncio.to_thread(self._digest, path)
         self._users[digest] = self._users.get(digest, 0) + 1
         try:
             async with self._busy.setdefault(digest, asyncio.Lock()):
                 folder = await self._unpacked(path, digest)
-            return Environment(folder, await _lendings(folder, path), partial(self._drop, digest))
+            lent = await _lendings(folder, path, self._policy)
+            return Environment(folder, lent, partial(self._drop, digest), self._policy)
         except BaseException:
             await self._drop(digest)
             raise
@@ -124,7 +133,7 @@ class Environments:
         if digest in self._there:
             return folder
         try:
-            await asyncio.to_thread(_unpack, path, folder)
+            await asyncio.to_thread(_unpack, path, folder, self._policy)
             if await asyncio.to_thread(self._digest, path) != digest:
                 raise ArchiveError("it was replaced while it was unpacked")
         except ArchiveError as error:
@@ -178,9 +187,9 @@ def interpreter_of(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def variables(folder: Path) -> dict[str, str]:
-    """Return the variables of a process in an environment: the server's, without what speaks of its own Python."""
-    kept = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+def variables(folder: Path, policy: VariablePolicy = _USUAL) -> dict[str, str]:
+    """Return the variables of a process in an environment: as of others, without what speaks of the server's own Python."""
+    kept = {name: value for name, value in policy.select(os.environ).items() if name not in _NOT_INHERITED}
     kind = "CONDA_PREFIX" if (folder / "conda-meta").is_dir() else "VIRTUAL_ENV"
     path = f"{folder / 'bin'}{os.pathsep}{kept.get('PATH', os.defpath)}"
     return {**kept, "PATH": path, kind: str(folder), "PYTHONNOUSERSITE": "1"}
@@ -200,7 +209,7 @@ def remove_leftovers(parent: Path) -> None:
             _remove(root)
 
 
-def _unpack(path: Path, folder: Path) -> None:
+def _unpack(path: Path, folder: Path, policy: VariablePolicy) -> None:
     """Unpack an archive to `folder`, and put right what in it names the place where it was made. Raises ArchiveError."""
     _remove(folder)
     folder.mkdir()
@@ -210,15 +219,15 @@ def _unpack(path: Path, folder: Path) -> None:
         return
     try:
         command = [str(interpreter_of(folder)), str(fixer)]
-        subprocess.run(command, env=variables(folder), check=True, capture_output=True, timeout=_UNPACK_S)
+        subprocess.run(command, env=variables(folder, policy), check=True, capture_output=True, timeout=_UNPACK_S)
     except (OSError, subprocess.SubprocessError) as error:
         raise ArchiveError(f"its own bin/conda-unpack fails: {error}") from None
 
 
-async def _lendings(folder: Path, archive: Path | None = None) -> dict[str, str]:
+async def _lendings(folder: Path, archive: Path | None, policy: VariablePolicy) -> dict[str, str]:
     """Return what an environment is lent, folder by package. Raises INVALID_ARG where it cannot run a model."""
     named = archive or folder
-    found = await asyncio.to_thread(_probe, folder, named)
+    found = await asyncio.to_thread(_probe, folder, named, policy)
     version = tuple(found["version"])
     shown = ".".join(map(str, version))
     if version < OLDEST_PYTHON:
@@ -235,11 +244,16 @@ async def _lendings(folder: Path, archive: Path | None = None) -> dict[str, str]
     return {name: _folder_of(name) for name in missing}
 
 
-def _probe(folder: Path, named: Path) -> dict[str, Any]:
+def _probe(folder: Path, named: Path, policy: VariablePolicy) -> dict[str, Any]:
     command = [str(interpreter_of(folder)), _bootstrap(), json.dumps({"probe": NEEDED})]
     try:
         done = subprocess.run(
-            command, env=variables(folder), stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_S, check=False
+            command,
+            env=variables(folder, policy),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_PROBE_S,
+            check=False,
         )
         if done.returncode == 0:
             found: dict[str, Any] = json.loads(done.stdout)

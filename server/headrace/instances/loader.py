@@ -19,6 +19,7 @@ import msgspec
 
 from headrace.clock import Clock
 from headrace.instances.environment import Environment, Environments
+from headrace.instances.memory_limit import memory_limit
 from headrace.instances.placement import Placement, asked_for, placements
 from headrace.instances.process import ExecLauncher, Launcher
 from headrace.instances.served_model import InstancePool, ServedModel
@@ -67,8 +68,8 @@ class InstanceLoader:
         self._loads = 0
         self._backends = installed_backends()
         self._zygotes: dict[str, ZygoteLauncher] = {}
-        self._exec = ExecLauncher()
-        self._environments = Environments()
+        self._exec = ExecLauncher(variables=settings.variables)
+        self._environments = Environments(policy=settings.variables)
 
     async def load(self, source: ModelSource, version: int) -> ServedModel:
         """Load a version; see repository.sources.ModelLoader."""
@@ -259,7 +260,9 @@ class InstanceLoader:
             return self._exec
         launcher = self._zygotes.get(message.backend)
         if launcher is None:
-            launcher = self._zygotes[message.backend] = ZygoteLauncher(message.backend)
+            launcher = self._zygotes[message.backend] = ZygoteLauncher(
+                message.backend, variables=self._settings.variables
+            )
         return launcher
 
     def _initializes(
@@ -272,6 +275,7 @@ class InstanceLoader:
                 text = "model %s: there is no --host-policy %s; instances of group %s run on any processor"
                 _log.warning(text, draft.name, group.host_policy, group.name)
         values = backend_values(draft)
+        limit = memory_limit(draft.proto, self._settings.memory_limit)
         messages = []
         for placement, names in placements(draft.instance_groups, limited=limited).items():
             message = Initialize(
@@ -288,6 +292,7 @@ class InstanceLoader:
                 device=placement.device,
                 auto_complete=self._completion.auto_complete,
                 sharing=len(names),
+                memory_limit=limit,
             )
             messages.append((message, placement))
         return messages

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
+from headrace.instances.variables import VariablePolicy
+
 SOCKET_BUFFER: Final = 1 << 20
 
 
@@ -61,21 +63,20 @@ def describe_status(code: int) -> str:
 class ExecLauncher:
     """Starts each process anew: `python -m headrace_backends run`."""
 
-    def __init__(self, interpreter: str = sys.executable) -> None:
+    def __init__(self, interpreter: str = sys.executable, variables: VariablePolicy | None = None) -> None:
         self._interpreter = interpreter
+        self._variables = variables or VariablePolicy()
 
     async def launch(self) -> Child:
         """Start a process; returns once it was exec'd, before it is ready."""
         ours, theirs = channel_pair()
         with theirs:
             argv = [self._interpreter, "-m", "headrace_backends", "run", "--fd", str(theirs.fileno())]
-            return ExecChild(start(argv, [theirs.fileno()]), ours)
+            return ExecChild(start(argv, [theirs.fileno()], self._variables.select(os.environ)), ours)
 
 
-def start(
-    argv: Sequence[str], descriptors: Sequence[int], variables: Mapping[str, str] | None = None
-) -> subprocess.Popen[bytes]:
-    """Start a program that inherits `descriptors` and the standard error alone; `variables` instead of the server's.
+def start(argv: Sequence[str], descriptors: Sequence[int], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a program that inherits `descriptors`, the standard error and `variables` alone.
 
     In a session of its own, so that a ^C or a signal to the server's group reaches the server, which ends it in order.
     """

@@ -22,6 +22,7 @@ from headrace.instances.placement import ANYWHERE, Placement, bind
 from headrace.instances.process import Launcher
 from headrace.instances.restart import RestartPolicy
 from headrace.instances.services import ModelServices
+from headrace.instances.variables import VariablePolicy
 from headrace.instances.warm_up import WarmUp
 from headrace.scheduling.rate_limiter import RateLimiter
 from headrace_protocol.errors import InferError, unavailable
@@ -46,6 +47,10 @@ class ProcessSettings:
     silent_s: float = SILENT_S
     host_policies: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """Processors by the name of the policy."""
+    variables: VariablePolicy = field(default_factory=VariablePolicy)
+    """Which environment variables they get."""
+    memory_limit: int = 0
+    """Bytes of private memory that each may take; 0 = as much as there is."""
     limiter: RateLimiter | None = None
     """Who says which instances may run; None = all that are free."""
     arenas: ArenaTable | None = None

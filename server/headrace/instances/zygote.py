@@ -13,10 +13,12 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 
 import msgspec
 
 from headrace.instances.process import Child, ExecLauncher, channel_pair, describe_status, start
+from headrace.instances.variables import VariablePolicy
 from headrace_protocol.zygote import MAX_MESSAGE, Exited, Fork, Forked, FromZygote, Hello
 
 _log = logging.getLogger("headrace.instances")
@@ -71,7 +73,7 @@ class ZygoteChild:
 class Zygote:
     """One running zygote. `alive` turns False with its end; children forked before live on."""
 
-    def __init__(self, backend: str, interpreter: str) -> None:
+    def __init__(self, backend: str, interpreter: str, variables: Mapping[str, str]) -> None:
         ours, theirs = channel_pair()
         ours.setblocking(False)
         with theirs:
@@ -85,7 +87,7 @@ class Zygote:
                 "--fd",
                 str(theirs.fileno()),
             ]
-            self._popen = start(argv, [theirs.fileno()])
+            self._popen = start(argv, [theirs.fileno()], variables)
         self.alive = True
         self._socket = ours
         self._decoder = msgspec.msgpack.Decoder(FromZygote)
@@ -170,10 +172,13 @@ class Zygote:
 class ZygoteLauncher:
     """Launches processes of one backend: forked where that works, exec'd where it does not."""
 
-    def __init__(self, backend: str, interpreter: str = sys.executable) -> None:
+    def __init__(
+        self, backend: str, interpreter: str = sys.executable, variables: VariablePolicy | None = None
+    ) -> None:
         self._backend = backend
         self._interpreter = interpreter
-        self._exec = ExecLauncher(interpreter)
+        self._variables = variables or VariablePolicy()
+        self._exec = ExecLauncher(interpreter, self._variables)
         self._zygote: Zygote | None = None
         self._refused = False
         self._starting = asyncio.Lock()
@@ -194,7 +199,7 @@ class ZygoteLauncher:
                 return None
             if self._zygote is not None and self._zygote.alive:
                 return self._zygote
-            zygote = Zygote(self._backend, self._interpreter)
+            zygote = Zygote(self._backend, self._interpreter, self._variables.select(os.environ))
             try:
                 async with asyncio.timeout(_HELLO_TIMEOUT_S):
                     hello = await zygote.hello
