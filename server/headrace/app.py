@@ -46,11 +46,9 @@ from headrace.observability import logging as log_setup
 from headrace.observability.access_log import AccessLog
 from headrace.observability.metrics import BackendProcess, MetricsCollector, MetricsServer, ModelMetrics
 from headrace.observability.otel import OtelError, SpanSink
-from headrace.observability.snapshot import Snapshot
 from headrace.observability.statistics import FIRST_RESPONSE_BOUNDS_MS, FIRST_RESPONSE_FAMILY, ModelStatistics
 from headrace.observability.tables import models_table
 from headrace.observability.tracing import Tracer
-from headrace.planes import ControlPlane
 from headrace.redis_cache import RedisCache
 from headrace.repository.addresses import is_remote
 from headrace.repository.config_loading import Completion
@@ -124,10 +122,10 @@ def make_loader(
         restart_window_s=config.backend_restart_window_secs,
         arenas=arenas,
         host_policies=config.host_policies,
-        limiter=limiter,
-    )
         variables=config.backend_environment,
         memory_limit=config.backend_memory_limit,
+        limiter=limiter,
+    )
     return InstanceLoader(
         settings, completion_of(config), config.backend_settings, _statistics_maker(config), clock, services, cache
     )
@@ -297,8 +295,8 @@ class Server:
         self._access = _access_table(config, clock)
         gatekeeper = None if self._access is None else Gatekeeper(self._access)
         http, grpc = replace(config.http, gatekeeper=gatekeeper), replace(config.grpc, gatekeeper=gatekeeper)
-        self._http = HttpGateway(data, control, http, clock)
-        self._grpc = GrpcGateway(data, control, grpc, clock)
+        self._http = HttpGateway(self._data, self._control, http, clock)
+        self._grpc = GrpcGateway(self._data, self._control, grpc, clock)
         traces = self._tracer if config.trace.file or config.trace.otel is not None else None
         collector = MetricsCollector(
             _Metrics(self._registry),
@@ -308,7 +306,7 @@ class Server:
             self._services.metrics,
             self._cache,
             limiter,
-            self._add_to,
+            self._rollout.add_to,
         )
         self._metrics = MetricsServer(replace(config.metrics, gatekeeper=gatekeeper), collector)
         self._watcher = RepositoryWatcher(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from headrace.gateway.header_forward import STICKY_HEADER, compile_pattern
 from headrace.gateway.restricted import KINDS, header_name, parse_group
+from headrace.instances.variables import NO_SECRETS, POLICIES
 
 ANY_USER = -1
 MIB = 1 << 20
