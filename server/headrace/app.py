@@ -46,9 +46,11 @@ from headrace.observability import logging as log_setup
 from headrace.observability.access_log import AccessLog
 from headrace.observability.metrics import BackendProcess, MetricsCollector, MetricsServer, ModelMetrics
 from headrace.observability.otel import OtelError, SpanSink
+from headrace.observability.snapshot import Snapshot
 from headrace.observability.statistics import FIRST_RESPONSE_BOUNDS_MS, FIRST_RESPONSE_FAMILY, ModelStatistics
 from headrace.observability.tables import models_table
 from headrace.observability.tracing import Tracer
+from headrace.planes import ControlPlane
 from headrace.redis_cache import RedisCache
 from headrace.repository.addresses import is_remote
 from headrace.repository.config_loading import Completion
@@ -58,6 +60,8 @@ from headrace.repository.registry import ModelRegistry
 from headrace.repository.remote import Mirrors, RemoteError, RemoteRepository
 from headrace.repository.uploads import UploadStore
 from headrace.repository.watcher import RepositoryWatcher
+from headrace.residency.keeper import Keeper
+from headrace.residency.planes import ResidentControlPlane, ResidentDataPlane
 from headrace.response_cache import LocalCache, ResponseCache
 from headrace.rollout.control import TrafficControl
 from headrace.rollout.rollouts import Rollouts
@@ -203,6 +207,19 @@ def _access_log(config: ServerConfig, clock: SystemClock) -> AccessLog | None:
     return AccessLog(clock.now_ns, failures_only=config.log.access == "failures")
 
 
+def _keeper(config: ServerConfig, registry: ModelRegistry[LoadedModel], clock: SystemClock) -> Keeper | None:
+    if config.residency is None:
+        return None
+    return Keeper(
+        config.residency,
+        registry,
+        clock,
+        config_name=config.model_config_name or None,
+        overlay=config.model_overlay,
+        explicit=config.control_mode is ControlMode.EXPLICIT,
+    )
+
+
 def _access_table(config: ServerConfig, clock: SystemClock) -> AccessTable | None:
     if not config.access_file:
         return None
@@ -290,13 +307,19 @@ class Server:
             mirrors=self._mirrors,
             traffic=TrafficControl(rollouts, self._registry, self._rollout.shadows, config.control_mode),
         )
-        self._services.connect(self._data, self._control)
+        self._keeper = _keeper(config, self._registry, clock)
+        data: RegistryDataPlane | ResidentDataPlane = self._data
+        control: ControlPlane = self._control
+        if self._keeper is not None:
+            data = ResidentDataPlane(self._data, self._keeper, clock)
+            control = ResidentControlPlane(self._control, self._keeper)
+        self._services.connect(data, control)
         self._loader.connect(MemberAccess(self._registry, self._tracer, self._data))
         self._access = _access_table(config, clock)
         gatekeeper = None if self._access is None else Gatekeeper(self._access)
         http, grpc = replace(config.http, gatekeeper=gatekeeper), replace(config.grpc, gatekeeper=gatekeeper)
-        self._http = HttpGateway(self._data, self._control, http, clock)
-        self._grpc = GrpcGateway(self._data, self._control, grpc, clock)
+        self._http = HttpGateway(data, control, http, clock)
+        self._grpc = GrpcGateway(data, control, grpc, clock)
         traces = self._tracer if config.trace.file or config.trace.otel is not None else None
         collector = MetricsCollector(
             _Metrics(self._registry),
@@ -306,7 +329,7 @@ class Server:
             self._services.metrics,
             self._cache,
             limiter,
-            self._rollout.add_to,
+            self._add_to,
         )
         self._metrics = MetricsServer(replace(config.metrics, gatekeeper=gatekeeper), collector)
         self._watcher = RepositoryWatcher(
@@ -314,6 +337,11 @@ class Server:
         )
         self._stop = asyncio.Event()
         self._stopping = False
+
+    def _add_to(self, snapshot: Snapshot) -> None:
+        self._rollout.add_to(snapshot)
+        if self._keeper is not None:
+            self._keeper.add_to(snapshot)
 
     async def run(self) -> int:
         """Serve until a signal; return the exit status. Raises StartError where it cannot start."""
@@ -413,8 +441,8 @@ class Server:
     async def _load(self) -> None:
         config = self._config
         named = config.load_models if config.control_mode is ControlMode.EXPLICIT else None
-        await self._fetch(None if named is None or "*" in named else named)
-        loading = asyncio.ensure_future(self._registry.start(named))
+        await self._fetch(None if named is None or "*" in named or self._keeper is not None else named)
+        loading = asyncio.ensure_future(self._load_first(named))
         stopped = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait([loading, stopped], return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
@@ -433,6 +461,13 @@ class Server:
             )
         memory.settle()
 
+    async def _load_first(self, named: Sequence[str] | None) -> dict[str, str]:
+        """Load what is to serve from the start; return those that failed, with the reasons."""
+        if self._keeper is None:
+            return await self._registry.start(named)
+        failed = await self._registry.start(None if named is None else ())
+        return failed | await self._keeper.start(named or ())
+
     async def _serve(self) -> None:
         if self._config.control_mode is ControlMode.POLL:
             async with self._watcher.watching():
@@ -446,6 +481,8 @@ class Server:
         self._rollout.close()
         timeout = self._config.exit_timeout_secs
         _log.info("stopping: no new requests, up to %d s for those that run", timeout)
+        if self._keeper is not None:
+            self._keeper.close()
         drained = await self._data.drain(timeout)
         if not drained:
             _log.error("the exit timeout of %d s is over, requests are cut off", timeout)

@@ -25,6 +25,7 @@ from headrace.metrics_options import metrics_config
 from headrace.options import UsageError, gather
 from headrace.placement_options import HostPolicies, Limits, host_policies, rate_limits
 from headrace.repository.addresses import is_remote, parse_address
+from headrace.residency.options import ResidencyOptions, residency_options
 from headrace.trace_options import TraceSettings, trace_settings
 
 if TYPE_CHECKING:  # it brings what reads files, which a mistake in an option should not wait for
@@ -101,6 +102,8 @@ class ServerConfig:
     auto_complete_config: bool
     model_overlay: Overlay | None
     """What is laid over the models' configurations; None = nothing."""
+    residency: ResidencyOptions | None
+    """How much memory models may take; None = all of them stay in it."""
     model_config_name: str
     """"" = config.pbtxt."""
     model_load_thread_count: int
@@ -116,12 +119,12 @@ class ServerConfig:
     arena_byte_size: int
     backend_restart_limit: int
     backend_restart_window_secs: float
-    gpu_count: int | None
-    """GPUs that instances may be placed on; None = as many as there are."""
-    visible_gpus: str | None
     backend_environment: VariablePolicy
     backend_memory_limit: int
     """Bytes of private memory; 0 = no limit."""
+    gpu_count: int | None
+    """GPUs that instances may be placed on; None = as many as there are."""
+    visible_gpus: str | None
     """What CUDA_VISIBLE_DEVICES says, which backend processes inherit; None = nothing."""
     backend_config: Mapping[str, Mapping[str, str]]
     """Settings by backend; under "" those of every backend, which a backend's own go before."""
@@ -211,6 +214,7 @@ def _build(
         strict_readiness=values["strict-readiness"],
         auto_complete_config=not values["disable-auto-complete-config"],
         model_overlay=overlay,
+        residency=residency_options(values),
         model_config_name=values["model-config-name"] or "",
         model_load_thread_count=values["model-load-thread-count"],
         model_load_retry_count=values["model-load-retry-count"],
@@ -224,12 +228,12 @@ def _build(
         arena_byte_size=values["arena-byte-size"],
         backend_restart_limit=values["backend-restart-limit"],
         backend_restart_window_secs=values["backend-restart-window-secs"],
+        backend_environment=VariablePolicy(values["backend-environment"], values["backend-env"]),
+        backend_memory_limit=values["backend-memory-limit"],
         gpu_count=values["gpu-count"],
         visible_gpus=visible_gpus,
         backend_config=backend_config,
         cache=cache,
-        backend_environment=VariablePolicy(values["backend-environment"], values["backend-env"]),
-        backend_memory_limit=values["backend-memory-limit"],
         rate_limits=limits,
         host_policies=policies,
         allow_http=values["allow-http"],

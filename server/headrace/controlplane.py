@@ -47,8 +47,7 @@ class RegistryControlPlane(Generic[M]):
 
     async def load(self, name: str, parameters: LoadParameters) -> None:
         """Load or reload a model and return once it serves."""
-        self._check_mode("loaded")
-        _check_name(name)
+        self.check(name, "loaded")
         version = parameters.get("version")
         if version is not None and len(parameters) > 1:
             raise invalid("load parameter 'version' stands alone: the version is loaded from the repository")
@@ -69,8 +68,7 @@ class RegistryControlPlane(Generic[M]):
 
     async def unload(self, name: str, *, unload_dependents: bool, version: int | None = None) -> None:
         """Stop serving a model, or one version of it, and return; requests in it end in peace."""
-        self._check_mode("unloaded")
-        _check_name(name)
+        self.check(name, "unloaded")
         if version is not None:
             if unload_dependents:
                 raise invalid("unload parameters 'version' and 'unload_dependents' exclude each other")
@@ -90,11 +88,15 @@ class RegistryControlPlane(Generic[M]):
             writing.add_done_callback(_discard)
             raise
 
-    def _check_mode(self, what: str) -> None:
+    def check(self, name: str, what: str) -> None:
+        """Raise UNAVAILABLE where models cannot be loaded or unloaded by a call, INVALID_ARG for what is no model's name."""
         if self._mode is not ControlMode.EXPLICIT:
             raise unavailable(
                 f"models cannot be {what} by a call: the model control mode is {self._mode.value!r}, not 'explicit'"
             )
+        problem = name_problem(name)
+        if problem:
+            raise invalid(problem)
 
 
 def _discard(written: asyncio.Task[LoadOverride]) -> None:
@@ -103,9 +105,3 @@ def _discard(written: asyncio.Task[LoadOverride]) -> None:
         temporary = written.result().temporary
         if temporary is not None:
             asyncio.get_running_loop().run_in_executor(None, temporary.remove)
-
-
-def _check_name(name: str) -> None:
-    problem = name_problem(name)
-    if problem:
-        raise invalid(problem)

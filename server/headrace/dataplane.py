@@ -204,7 +204,7 @@ class RegistryDataPlane:
         self._tracer = Tracer.off() if tracer is None else tracer
         self._access_log = access_log
         self._metadata = metadata
-        self._strict = strict_readiness
+        self.strict: Final = strict_readiness
         self._exiting = False
         self._leaving = False
         self.requests = 0
@@ -230,7 +230,11 @@ class RegistryDataPlane:
 
     def ready(self) -> bool:
         """Return whether the server serves what it should."""
-        return not self._leaving and self._registry.ready(strict=self._strict)
+        return not self._leaving and self._registry.ready(strict=self.strict)
+
+    def ready_apart_from_models(self) -> bool:
+        """Return whether the server serves what it has."""
+        return not self._leaving and self._registry.ready(strict=False)
 
     def model_ready(self, name: str, version: int) -> bool:
         """Return whether the model would serve now."""
@@ -363,6 +367,11 @@ class RegistryDataPlane:
             self.leave_model(model, caller)
             raise forbidden(f"the tokens of caller '{caller.name}' are counted: it asks language models at /v1 alone")
         return model
+
+    def note_refusal(self, request: InferenceRequest, error: InferError | None) -> None:
+        """Have the access log tell of a request that never came to a model; None = its client is gone."""
+        if self._access_log is not None:
+            self._access_log.entry(request).end(error)
 
     def leave_model(self, model: LoadedModel, caller: Caller | None) -> None:
         """Note that a request of a door is over."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from headrace.gateway.header_forward import STICKY_HEADER, compile_pattern
 from headrace.gateway.restricted import KINDS, header_name, parse_group
 from headrace.instances.variables import NO_SECRETS, POLICIES
+from headrace.residency.options import byte_size
 
 ANY_USER = -1
 MIB = 1 << 20
@@ -91,8 +92,6 @@ def integer(low: int, high: int | None = None) -> Parser:
     return parse
 
 
-def seconds(low: float) -> Parser:
-    """Return a parser of durations in seconds, fractions allowed."""
 def bytes_or_none(low: int) -> Parser:
     """Return a parser of sizes in bytes from `low`, and of 0, which stands for no limit."""
     parse = integer(0)
@@ -106,6 +105,8 @@ def bytes_or_none(low: int) -> Parser:
     return parse_bytes
 
 
+def seconds(low: float) -> Parser:
+    """Return a parser of durations in seconds, fractions allowed."""
 
     def parse(text: str) -> float:
         try:
@@ -314,8 +315,6 @@ SERVED = (
     _served("backend-restart-limit", integer(0, 1000), "5", "crashes within the window after which a model stays down"),
     _served("backend-restart-window-secs", seconds(1), "300", "the window in which crashes count", "SECONDS"),
     _served(
-        "backend-config",
-    _served(
         "backend-environment",
         choice(*POLICIES),
         NO_SECRETS,
@@ -326,6 +325,8 @@ SERVED = (
     _served(
         "backend-memory-limit", bytes_or_none(MIB), "0", "private memory of one backend process, at most; 0 = no limit"
     ),
+    _served(
+        "backend-config",
         scoped_setting("backend"),
         None,
         "<backend>,<key>=<value>; without a backend: for all",
@@ -488,6 +489,16 @@ SERVED = (
             ("log-frequency", "triton,log-frequency"),
         )
     ),
+    _served(
+        "model-memory-budget",
+        byte_size,
+        "0",
+        "memory for models, like 8G: they are loaded when they are asked for, and the least used go; 0 = all stay",
+        "BYTES",
+    ),
+    _served("pin-model", name, None, "model that stays in memory; * and ? as in file names", "MODEL", many=True),
+    _served("model-wait-secs", seconds(0), "60", "how long a request without a deadline waits for its model's load"),
+    _served("model-min-residence-secs", seconds(0), "1", "how long a model that was loaded on demand stays at least"),
     _served("model-overlay", text, "", "YAML file of deployment settings laid over the models' configurations", "FILE"),
     _served("sticky-header", header_name, STICKY_HEADER, "header that keeps a caller with a model's version", "NAME"),
     _served("access-file", text, "", "YAML file of callers: their keys, roles, models and limits", "FILE"),

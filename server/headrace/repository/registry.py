@@ -87,6 +87,10 @@ class ModelRegistry(Generic[M]):
         self._changed = asyncio.Event()
         self.generation = 0
         """Another number whenever another copy of some model may serve."""
+        self.takes_over: Callable[[RepositorySnapshot], None] | None = None
+        """Who is told what the repositories hold, and has models loaded (`load_seen`), in place of `apply`."""
+        self.on_change: Callable[[str], None] | None = None
+        """Called with the name of a model whose copies may be others."""
 
     # For every request
 
@@ -194,6 +198,21 @@ class ModelRegistry(Generic[M]):
         """Return every model that serves, by name and version."""
         return [copy.served for _, tracked in sorted(self._models.items()) for copy in reversed(tracked.newest_first)]
 
+    def models_of(self, name: str) -> list[M]:
+        """Return the versions of a model that serve, in the order in which a request that names none tries them."""
+        tracked = self._models.get(name)
+        return [] if tracked is None else [copy.served for copy in tracked.preferred]
+
+    def copies_left(self, name: str) -> bool:
+        """Return whether anything of a model serves, loads, or is being taken down."""
+        tracked = self._models.get(name)
+        return tracked is not None and not tracked.lifecycle.idle
+
+    def stands(self, name: str) -> bool:
+        """Return whether a model that is to serve does what it should."""
+        tracked = self._models.get(name)
+        return tracked is not None and stands(tracked)
+
     def index(self, *, ready_only: bool = False) -> list[IndexEntry]:
         """Return a line for every version of every model that was loaded or tried, and for every other folder."""
         if self._on_demand:
@@ -213,6 +232,11 @@ class ModelRegistry(Generic[M]):
         if not self._started or self._closing:
             return False
         return not strict or all(map(stands, self._models.values()))
+
+    @property
+    def repositories(self) -> Sequence[Path]:
+        """The folders of models."""
+        return self._repositories
 
     @property
     def snapshot(self) -> RepositorySnapshot | None:
@@ -260,7 +284,9 @@ class ModelRegistry(Generic[M]):
         self._snapshot = snapshot
         self._known = dict.fromkeys(snapshot.models, False)
         begun: dict[str, asyncio.Task[None]] = {}
-        for name, found in snapshot.models.items():
+        if self.takes_over is not None:
+            self.takes_over(snapshot)
+        for name, found in snapshot.models.items() if self.takes_over is None else ():
             tracked = self._models.get(name)
             if tracked is None or tracked.gone or tracked.layout != found:
                 begun[name] = self._submit(name, self._load_found(name, found))
@@ -279,6 +305,13 @@ class ModelRegistry(Generic[M]):
         self._refuse_if_closing()
         task = self._submit(name, self._load_named(name, override))
         self._models[name].asked_for = True
+        await self._outcome(task)
+
+    async def load_seen(self, found: ModelLayout) -> None:
+        """Load or reload one model from what a scan has seen; return once it serves. Raises as `load` does."""
+        self._refuse_if_closing()
+        task = self._submit(found.name, self._load_found(found.name, found))
+        self._models[found.name].layout = found
         await self._outcome(task)
 
     async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
@@ -383,6 +416,8 @@ class ModelRegistry(Generic[M]):
             del self._models[tracked.name]
         self.generation += 1
         self._changed.set()
+        if self.on_change is not None:
+            self.on_change(tracked.name)
 
     async def _load_named(self, name: str, override: LoadOverride | None, *, keep_failure: bool = False) -> None:
         """Load from what the repositories hold now. keep_failure: a missing folder is the model's failure."""

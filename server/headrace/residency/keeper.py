@@ -1,0 +1,552 @@
+"""Keeper: obeys the policy of residency. Loads, unloads, measures, and lets requests in to their models.
+
+The shell around policy.py and waiting.py; used from one event loop. It decides nothing about who comes and who goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from headrace.clock import Clock
+from headrace.instances.loaded_model import LoadedModel
+from headrace.observability.processes import process_usage
+from headrace.observability.snapshot import Snapshot
+from headrace.repository import layout as layouts
+from headrace.repository.layout import ModelLayout, RepositorySnapshot
+from headrace.repository.overlay import Overlay
+from headrace.repository.registry import ModelRegistry
+from headrace.residency.catalogue import Entry, study
+from headrace.residency.costs import Costs
+from headrace.residency.options import ResidencyOptions
+from headrace.residency.policy import (
+    Activity,
+    Close,
+    Decision,
+    Evict,
+    Load,
+    Refuse,
+    Reload,
+    Reopen,
+    ResidencyPolicy,
+    Settings,
+    Stage,
+    Traits,
+)
+from headrace.residency.waiting import Waiter, WaitingRoom
+from headrace.types import LATEST, ModelMetadata
+from headrace_protocol._generated import model_config_pb2 as pb
+from headrace_protocol.errors import FailureReason, InferError, not_found, unavailable
+
+_log = logging.getLogger("headrace.residency")
+
+TICK_S: Final = 0.02
+"""Seconds between two looks while somebody waits: models become idle and deadlines pass without telling."""
+MEASURE_S: Final = 1.0
+"""Seconds between two measurements of what models take."""
+_FIRST_PAUSE_NS: Final = 1_000_000_000
+_LONGEST_PAUSE_NS: Final = 60_000_000_000
+"""How long a model that failed to load is not tried again: doubled with each failure."""
+
+How = Callable[[], Awaitable[None]]
+
+
+class _Failure:
+    """Why a model is not loaded again just now."""
+
+    __slots__ = ("pause_ns", "reason", "until_ns")
+
+    def __init__(self, reason: str, pause_ns: int, now_ns: int) -> None:
+        self.reason = reason
+        self.pause_ns = pause_ns
+        self.until_ns = now_ns + pause_ns
+
+
+class Known:
+    """What a model told of itself when it was last in memory."""
+
+    __slots__ = ("config", "decoupled", "metadata")
+
+    def __init__(self, metadata: ModelMetadata, config: pb.ModelConfig, *, decoupled: bool) -> None:
+        self.metadata = metadata
+        self.config = config
+        self.decoupled = decoupled
+
+
+class Keeper:
+    """One a server that has a memory budget; borrows the registry, whose loads and unloads are its business."""
+
+    def __init__(
+        self,
+        options: ResidencyOptions,
+        registry: ModelRegistry[LoadedModel],
+        clock: Clock,
+        *,
+        config_name: str | None = None,
+        overlay: Overlay | None = None,
+        explicit: bool = False,
+    ) -> None:
+        """`explicit`: models are loaded from what their folders hold then, not from what a scan has seen."""
+        self._options = options
+        self._registry = registry
+        self._now_ns = clock.now_ns
+        self._study = partial(study, config_name=config_name, overlay=overlay, pins=options.pins)
+        self._explicit = explicit
+        self.policy: Final = ResidencyPolicy(
+            Settings(options.budget, min_residence_ns=int(options.min_residence_s * 1e9))
+        )
+        self.room: Final = WaitingRoom()
+        self.entries: Final[dict[str, Entry]] = {}
+        self.known: Final[dict[str, Known]] = {}
+        self.absent: Final[set[str]] = set()
+        """Models to which requests have to wait."""
+        self.used: Final[dict[str, int]] = {}
+        """Of the models in memory, when the last request came."""
+        self._costs = Costs()
+        self._barred: set[str] = set()
+        """Models that a call unloaded: they stay away until a call loads them."""
+        self._failures: dict[str, _Failure] = {}
+        self._how: dict[str, How] = {}
+        self._outcomes: dict[str, asyncio.Future[None]] = {}
+        """Of loads that are not made for requests."""
+        self._asked_for: set[str] = set()
+        """Models that are to serve from the start."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._soon = False
+        self._closing = False
+        self.describe: Callable[[str, int], ModelMetadata] | None = None
+        """Tells what a model that serves is like, for the time when it is away."""
+        self.started = False
+        self.loads = self.evictions = 0
+        registry.takes_over = self.applied
+        registry.on_change = self._changed
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def start(self, named: Iterable[str] = ()) -> dict[str, str]:
+        """Learn what there is, and load what is pinned or named; return those that failed, with the reasons."""
+        if self._explicit:
+            await self._learn(await asyncio.to_thread(layouts.scan, self._registry.repositories))
+        elif self._registry.snapshot is not None:
+            await self._learn(self._registry.snapshot)
+        failed: dict[str, str] = {}
+        pinned = [name for name, entry in self.entries.items() if entry.pinned]
+        self._asked_for = {*pinned, *named} - {"*"}
+        for name in sorted(self._asked_for):
+            try:
+                await self.load(name)
+            except InferError as error:
+                failed[name] = error.message
+        self.started = True
+        self._spawn(self._measure_always(), "measure models")
+        self.poke()
+        return failed
+
+    def close(self) -> None:
+        """Refuse all who wait; nothing is loaded any more."""
+        self._closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for name in self.room.models():
+            self._fail_all(name, unavailable("the server is shutting down"))
+        for task in self._tasks:
+            task.cancel()
+
+    def ready(self) -> bool:
+        """Return whether what is to serve from the start does."""
+        return self.started and all(map(self._registry.stands, self._asked_for))
+
+    # --- for requests -------------------------------------------------------------------------------------------------
+
+    def expires_ns(self, name: str, received_ns: int, timeout_us: int) -> int:
+        """Return until when a request may wait for its model."""
+        waits = [int(self._options.wait_s * 1e9)]
+        if timeout_us > 0:
+            waits.append(timeout_us * 1000)
+        entry = self.entries.get(name)
+        if entry is not None and entry.timeout_ns:
+            waits.append(entry.timeout_ns)
+        return received_ns + min(waits)
+
+    def join(self, waiter: Waiter) -> None:
+        """Let a request wait for its model, and have that loaded. Raises UNAVAILABLE where that is known to be in vain."""
+        reason = self.why_not(waiter.model)
+        if reason:
+            raise unavailable(reason)
+        self.room.join(waiter)
+        self.policy.want(waiter.model, self._now_ns())
+        self.poke()
+
+    def leave(self, waiter: Waiter) -> None:
+        """Let one go whose client is gone."""
+        if self.room.leave(waiter):
+            self._unwant(waiter.model)
+
+    def why_not(self, name: str) -> str:
+        """Return why a model cannot be loaded now; "" where it may be."""
+        if self._closing:
+            return "the server is shutting down"
+        now = self._now_ns()
+        for one in self.policy.closure(name):
+            entry = self.entries.get(one)
+            member = f"model {name!r} needs model {one!r}: " if one != name else ""
+            if entry is not None and entry.problem:
+                return f"{member}model {one!r} failed to load: {entry.problem}"
+            failure = self._failures.get(one)
+            if failure is not None and failure.until_ns > now:
+                return member + failure.reason
+            if one in self._barred:
+                return f"{member}model {one!r} was unloaded"
+        return ""
+
+    # --- for operators ------------------------------------------------------------------------------------------------
+
+    async def load(self, name: str, how: How | None = None, *, held: bool = False) -> None:
+        """Load or reload a model by a call, by `how`, once there is room; `held`: what it serves is nowhere else.
+
+        Raises as the load does, and UNAVAILABLE where there is no room.
+        """
+        await self._learn_one(name)
+        self._barred.discard(name)
+        self._failures.pop(name, None)
+        while (other := self._outcomes.get(name)) is not None or self._moving(name):
+            await asyncio.wait([other], timeout=TICK_S) if other is not None else await asyncio.sleep(TICK_S)
+        outcome = self._outcomes[name] = asyncio.get_running_loop().create_future()
+        if how is not None:
+            self._how[name] = how
+        if self.policy.stage(name) is Stage.RESIDENT:
+            self.policy.outdate(name)
+        else:
+            self.policy.want(name, self._now_ns())
+        self.poke()
+        try:
+            await asyncio.wait([outcome], timeout=self._options.wait_s)
+            if not outcome.done() and self.policy.stage(name) not in (Stage.LOADING, Stage.RELOADING):
+                raise unavailable(self._no_room(name))
+            await outcome
+        finally:
+            self._outcomes.pop(name, None)
+            self._how.pop(name, None)
+            if self.policy.stage(name) is Stage.ABSENT:
+                self._unwant(name)
+        self.policy.hold(name, held=held)
+
+    async def unload(self, name: str, how: How) -> None:
+        """Unload a model by a call: it stays away until a call loads it."""
+        if name in self.policy:
+            self._barred.add(name)
+            self.policy.hold(name, held=False)
+            self._fail_all(name, unavailable(f"model {name!r} was unloaded"))
+            self.policy.unwant(name)
+        try:
+            await how()
+        finally:
+            self._follow()
+
+    # --- what the repositories hold -----------------------------------------------------------------------------------
+
+    def applied(self, snapshot: RepositorySnapshot) -> None:
+        """Take note of what the repositories hold; the registry calls it in place of loading what is new."""
+        if self.started:
+            self._spawn(self._learn(snapshot), "look at models")
+
+    async def _learn(self, snapshot: RepositorySnapshot) -> None:
+        new = [found for name, found in snapshot.models.items() if self._news(name, found)]
+        for entry in await asyncio.to_thread(lambda: [self._study(found) for found in new]):
+            self._put(entry)
+        for name in self.entries.keys() - snapshot.models.keys():
+            self._forget(name)
+        self.poke()
+
+    async def _learn_one(self, name: str) -> None:
+        """Look at one model again before a call loads it."""
+        found = await asyncio.to_thread(layouts.scan_model, self._registry.repositories, name)
+        if found is None:
+            if name not in self.policy:
+                self.policy.put(name, Traits(self._costs.guess("", 0)))
+        elif self._news(name, found):
+            self._put(await asyncio.to_thread(self._study, found), renew=False)
+
+    def _news(self, name: str, found: ModelLayout) -> bool:
+        entry = self.entries.get(name)
+        return entry is None or entry.layout != found
+
+    def _put(self, entry: Entry, *, renew: bool = True) -> None:
+        name = entry.layout.name
+        changed = name in self.entries
+        self.entries[name] = entry
+        self._failures.pop(name, None)
+        self.policy.put(name, Traits(self._estimate(entry), entry.pinned, entry.members), changed=changed)
+        if changed:
+            self.known.pop(name, None)
+            if renew and self.policy.stage(name) is Stage.RESIDENT:
+                self.policy.outdate(name)
+        if entry.pinned and self.started and self.policy.stage(name) is Stage.ABSENT:
+            self._asked_for.add(name)
+            self.policy.want(name, self._now_ns())
+        self._refresh(name)
+
+    def _estimate(self, entry: Entry) -> int:
+        if entry.members:
+            return 0
+        if entry.memory_bytes is not None:
+            return entry.memory_bytes
+        return self._costs.guess(entry.backend, entry.file_bytes)
+
+    def _forget(self, name: str) -> None:
+        del self.entries[name]
+        self.known.pop(name, None)
+        self._failures.pop(name, None)
+        self._barred.discard(name)
+        self._asked_for.discard(name)
+        self._fail_all(name, not_found(f"model {name!r} is not in any model repository of this server any more"))
+        if self.policy.stage(name) is Stage.RESIDENT:
+            self.policy.leaving(name)
+        self.policy.drop(name)
+        self._refresh(name)
+
+    # --- deciding and obeying -----------------------------------------------------------------------------------------
+
+    def poke(self) -> None:
+        """Decide in the next turn of the loop."""
+        if not self._soon and not self._closing:
+            self._soon = True
+            asyncio.get_running_loop().call_soon(self._tick)
+
+    def _tick(self) -> None:
+        self._soon = False
+        if self._closing:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now = self._now_ns()
+        for waiter in self.room.expired(now):
+            self._unwant(waiter.model)
+            self._tell(waiter.on_error, unavailable(self._late(waiter.model), FailureReason.REJECTED))
+        for decision in self.policy.decide(now, self._activity()):
+            self._obey(decision)
+        for name in self.room.models():
+            if name in self.policy and self.policy.open(name):
+                self._let_in(name)
+        if self.policy.wanting or self.room.count:
+            self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def _activity(self) -> Mapping[str, Activity]:
+        found = {}
+        for name in self.policy.names(Stage.RESIDENT):
+            models = self._registry.models_of(name)
+            busy = any(self._registry.leases(model) for model in models)
+            bound = any(model.sequences is not None and model.sequences.active > 0 for model in models)
+            found[name] = Activity(self.used.get(name, 0), busy, bound)
+        return found
+
+    def _obey(self, decision: Decision) -> None:
+        name = decision.name
+        match decision:
+            case Load() | Reload():
+                self._spawn(self._load(name, again=isinstance(decision, Reload)), f"load {name!r} on demand")
+            case Evict():
+                self.evictions += 1
+                _log.info("model %s: evicted, it took %d bytes", name, self.policy.memory().get(name, 0))
+                self._spawn(self._registry.unload(name), f"evict {name!r}")
+            case Close():
+                _log.info("model %s: closed until it is idle, to make room", name)
+            case Reopen():
+                pass
+            case Refuse(_, reason):
+                error = unavailable(reason)
+                self._fail_all(name, error)
+                self._conclude(name, error)
+        self._refresh(name)
+
+    async def _load(self, name: str, *, again: bool) -> None:
+        """Do a load that was decided, and report it."""
+        how = self._how.get(name) or partial(self._load_plainly, name)
+        if not again:
+            self.loads += 1
+        try:
+            await how()
+        except InferError as error:
+            self._load_failed(name, error, by_call=name in self._how)
+        except BaseException:
+            self._load_failed(name, unavailable(f"model {name!r}: the load was given up"))
+            raise
+        else:
+            nbytes = await self._measure(name)
+            self._failures.pop(name, None)
+            self.policy.loaded(name, nbytes, self._now_ns())
+            self._remember(name)
+            self._conclude(name, None)
+            if not self._registry.versions(name):  # a call unloaded it meanwhile
+                self._follow()
+        finally:
+            self._refresh(name)
+            self._tick()
+
+    async def _load_plainly(self, name: str) -> None:
+        entry = self.entries.get(name)
+        if self._explicit or entry is None:
+            await self._registry.load(name)
+        else:
+            await self._registry.load_seen(entry.layout)
+
+    def _load_failed(self, name: str, error: InferError, *, by_call: bool = False) -> None:
+        if not by_call:  # whose parameters may be what is wrong
+            before = self._failures.get(name)
+            pause = _FIRST_PAUSE_NS if before is None else min(2 * before.pause_ns, _LONGEST_PAUSE_NS)
+            self._failures[name] = _Failure(error.message, pause, self._now_ns())
+        hopeless = self.policy.load_failed(name)
+        for other in {name, *hopeless}:
+            needs = "" if other == name else f"model {other!r} needs model {name!r}: "
+            self._fail_all(other, unavailable(needs + error.message))
+            self._conclude(other, error)
+
+    def _remember(self, name: str) -> None:
+        """Keep what a model told of itself for the time when it is away."""
+        self.used[name] = self._now_ns()
+        try:
+            model = self._registry.get(name, LATEST)
+        except InferError:
+            return
+        if self.describe is not None:
+            metadata = self.describe(name, LATEST)
+            self.known[name] = Known(metadata, model.config.proto, decoupled=model.config.decoupled)
+
+    def _changed(self, name: str) -> None:
+        """Note that a model's copies may be others than before; see ModelRegistry.on_change."""
+        if self.policy.stage(name) is Stage.LEAVING and not self._registry.copies_left(name):
+            self.policy.freed(name)
+            if name not in self.entries:
+                self.policy.drop(name)
+            self.used.pop(name, None)
+            self.poke()
+
+    def _follow(self) -> None:
+        """Take note of models that a call has unloaded, members of ensembles among them."""
+        for name in self.policy.names(Stage.RESIDENT):
+            if not self._registry.versions(name):
+                self._barred.add(name)
+                self.policy.leaving(name)
+                self._refresh(name)
+                self._changed(name)
+        self.poke()
+
+    def _refresh(self, name: str) -> None:
+        """Have requests to a model wait, or not."""
+        if name in self.entries and name not in self._barred and not self.policy.open(name):
+            self.absent.add(name)
+        else:
+            self.absent.discard(name)
+
+    def _moving(self, name: str) -> bool:
+        return self.policy.stage(name) in (Stage.LOADING, Stage.RELOADING, Stage.LEAVING)
+
+    def _conclude(self, name: str, error: InferError | None) -> None:
+        outcome = self._outcomes.get(name)
+        if outcome is None or outcome.done():
+            return
+        if error is None:
+            outcome.set_result(None)
+        else:
+            outcome.set_exception(error)
+
+    # --- those who wait -----------------------------------------------------------------------------------------------
+
+    def _let_in(self, name: str) -> None:
+        for waiter in self.room.take(name):
+            self._tell(waiter.on_there)
+        self._unwant(name)
+
+    def _fail_all(self, name: str, error: InferError) -> None:
+        for waiter in self.room.take(name):
+            self._tell(waiter.on_error, InferError(error.code, error.message, error.reason))
+
+    def _tell(self, call: Callable[..., None], *values: object) -> None:
+        try:
+            call(*values)
+        except Exception:  # one that cannot take its answer must not cost others theirs
+            _log.exception("a request that waited for its model could not be told")
+
+    def _unwant(self, name: str) -> None:
+        if not self.room.waits(name) and name not in self._outcomes and not self._wanted_pinned(name):
+            self.policy.unwant(name)
+
+    def _wanted_pinned(self, name: str) -> bool:
+        entry = self.entries.get(name)
+        return entry is not None and entry.pinned and self.policy.stage(name) is Stage.ABSENT
+
+    def _late(self, name: str) -> str:
+        if any(self.policy.stage(one) is Stage.LOADING for one in self.policy.closure(name)):
+            return f"model {name!r} is being loaded, which takes longer than the request may wait"
+        return self._no_room(name)
+
+    def _no_room(self, name: str) -> str:
+        return (
+            f"there is no room for model {name!r} in the {self._options.budget} bytes of memory for models: "
+            "what is in memory is pinned, or has requests in it"
+        )
+
+    # --- measuring ----------------------------------------------------------------------------------------------------
+
+    async def _measure_always(self) -> None:
+        while True:
+            await asyncio.sleep(MEASURE_S)
+            names = self.policy.names(Stage.RESIDENT)
+            pids = {name: self._pids(name) for name in names}
+            for name, nbytes in (await asyncio.to_thread(_measure_all, pids)).items():
+                if pids[name] == self._pids(name):
+                    self.policy.measured(name, nbytes)
+            if self.policy.used > self._options.budget:
+                self.poke()
+
+    async def _measure(self, name: str) -> int:
+        """Return the bytes that a model takes now, and learn from that."""
+        found = await asyncio.to_thread(_measure_all, {name: self._pids(name)})
+        entry = self.entries.get(name)
+        if entry is not None and entry.backend:
+            self._costs.learn(entry.backend, entry.file_bytes, found[name])
+            for other, about in self.entries.items():
+                if about.backend == entry.backend:
+                    self.policy.put(other, Traits(self._estimate(about), about.pinned, about.members))
+        return found[name]
+
+    def _pids(self, name: str) -> list[int]:
+        return [pid for model in self._registry.models_of(name) for pid in model.pids()]
+
+    def _spawn(self, work: Any, name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("%s failed: %s", task.get_name(), error, exc_info=error)
+
+    # --- what is told -------------------------------------------------------------------------------------------------
+
+    def add_to(self, snapshot: Snapshot) -> None:
+        """Add what the metrics tell of it."""
+        budget = self._options.budget
+        snapshot.gauge("headrace_model_memory_budget_bytes", "Memory for models, at most", {}, budget)
+        for name, nbytes in self.policy.memory().items():
+            help_text = "Memory that counts against the budget, measured or expected, by model"
+            snapshot.gauge("headrace_model_memory_bytes", help_text, {"model": name}, nbytes)
+        snapshot.counter("headrace_model_evictions_total", "Models unloaded to make room", {}, self.evictions)
+        snapshot.counter("headrace_model_on_demand_loads_total", "Loads begun for requests or calls", {}, self.loads)
+        help_text = "Requests that wait for their models to be loaded"
+        snapshot.gauge("headrace_model_waiting_requests", help_text, {}, self.room.count)
+
+
+def _measure_all(pids: Mapping[str, Collection[int]]) -> dict[str, int]:
+    """Return the bytes that the processes of each model take; pages shared with others count in part. Blocking."""
+    found = {}
+    for name, numbers in pids.items():
+        usages = [usage for pid in numbers if (usage := process_usage(pid)) is not None]
+        found[name] = sum(usage.rss_bytes if usage.pss_bytes is None else usage.pss_bytes for usage in usages)
+    return found
