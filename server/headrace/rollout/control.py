@@ -75,6 +75,8 @@ class TrafficControl:
         Raises INVALID_ARG with every problem; NOT_FOUND, UNAVAILABLE for a version that does not serve.
         """
         asked = [name for name in OPERATIONS if name in changes]
+        if not changes:
+            return self.get(model)
         if not asked:
             self._change(model, changes)
         elif len(changes) > 1:
