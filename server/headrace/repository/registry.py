@@ -10,29 +10,19 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from pathlib import Path
 from typing import Any, Final, Generic
 
 from headrace.repository import layout as layouts
-from headrace.repository.config_loading import read_config
-from headrace.repository.config_text import ParsedConfig
 from headrace.repository.ensembles import Ensembles
 from headrace.repository.layout import ModelLayout, RepositorySnapshot
 from headrace.repository.lifecycle import VersionState
 from headrace.repository.loading import BoundedLoader
 from headrace.repository.model_config import ConfigError
-from headrace.repository.outside import ENVIRONMENT, outside_state
 from headrace.repository.overlay import Overlay
-from headrace.repository.planning import (
-    VersionChoice,
-    choose_versions,
-    identities,
-    is_resizable,
-    members_of,
-    same_in_place,
-    without_traffic,
-)
+from headrace.repository.planning import members_of, same_in_place
+from headrace.repository.preparing import Preparer, log_warnings
 from headrace.repository.sources import LoadOverride, M, ModelLoader, ModelSource, Preference, TrafficBook
 from headrace.repository.standing import index_entries, refusal, refusal_of_absent, shown_versions, stands
 from headrace.repository.tracked import Copy, TrackedModel, sentence
@@ -66,8 +56,7 @@ class ModelRegistry(Generic[M]):
     ) -> None:
         """`overlay` changes what the repositories' configurations say; `traffic` is told what they say of it."""
         self._repositories = tuple(repositories)
-        self._config_name = config_name
-        self._overlay = overlay
+        self._preparer = Preparer(config_name, overlay)
         self._traffic = traffic
         self._preferences: dict[str, Preference] = {}
         self._models: dict[str, TrackedModel[M]] = {}
@@ -257,7 +246,7 @@ class ModelRegistry(Generic[M]):
             if load_models is None:
                 snapshot = await asyncio.to_thread(layouts.scan, self._repositories)
                 self._scanned = True
-                _log_all("model repositories", snapshot.warnings)
+                log_warnings("model repositories", snapshot.warnings)
                 tasks = self.apply(snapshot)
             else:
                 self._known = await asyncio.to_thread(layouts.list_names, self._repositories)
@@ -513,39 +502,13 @@ class ModelRegistry(Generic[M]):
             found.versions,
             temporary=override.temporary if override is not None else None,
         )
-        _log_all(repr(found.name), found.warnings)
+        log_warnings(repr(found.name), found.warnings)
         try:
-            if found.problem:
-                raise invalid(found.problem)
-            config = override.config if override is not None else await self._read_config(found)
-            config, traffic = without_traffic(config)
+            config, traffic = await self._preparer.config_of(found, override)
             source = dataclasses.replace(source, config=config, members=members_of(config.proto))
             self._begin_members(source)
-            choice = (
-                choose_versions(config.proto.version_policy, found.versions) if only is None else VersionChoice((only,))
-            )
-            for version in choice.missing:
-                _log.error(
-                    "%r version %d: chosen by the version policy, but the folder is missing", found.name, version
-                )
-            if not choice.versions:
-                raise invalid(
-                    "no version to serve: "
-                    + (
-                        f"the version policy chooses none of the versions {shown_versions(found.versions)}"
-                        if found.versions
-                        else "the model's folder holds no version, which is a folder named by a number"
-                    )
-                )
-            named = ENVIRONMENT in config.proto.parameters
-            outside = await asyncio.to_thread(outside_state, config.proto, found.directory) if named else b""
-            wanted = identities(
-                found,
-                config,
-                choice.versions,
-                from_call=override is not None,
-                outside=outside,
-                resizable=tracked.resizable and is_resizable(config.proto),
+            wanted = await self._preparer.contents(
+                found, config, only, from_call=override is not None, resizable=tracked.resizable
             )
             if self._traffic is not None:
                 self._traffic.adopt(found.name, traffic)
@@ -555,9 +518,6 @@ class ModelRegistry(Generic[M]):
             tracked.refuse(sentence(error))
             tracked.dispose(source)
             raise invalid(f"model {found.name!r} failed to load: {sentence(error)}") from error
-
-    async def _read_config(self, found: ModelLayout) -> ParsedConfig:
-        return await asyncio.to_thread(read_config, found.directory, self._config_name, self._overlay)
 
     async def _unload(self, name: str, *, gone: bool) -> None:
         tracked = self._models[name]
@@ -610,8 +570,3 @@ class ModelRegistry(Generic[M]):
 
     def _copies_left(self) -> bool:
         return any(not tracked.lifecycle.idle for tracked in self._models.values())
-
-
-def _log_all(subject: str, warnings: Iterable[str]) -> None:
-    for warning in warnings:
-        _log.warning("%s: %s", subject, warning)
