@@ -22,6 +22,8 @@ _LANES: Final = 8
 """Heads are read so many elements at a time, at least."""
 _FEW: Final = 8
 """So many queries of a sequence are attended to one by one: a token and guesses of the next. Each reads all keys."""
+_MANY_KEYS: Final = 1 << 13
+"""More take longer in one layer than other threads should wait for."""
 _FP32, _BF16, _INT8 = range(3)
 """As `kernels.products` has them; that module may not be there."""
 
@@ -47,6 +49,7 @@ class CompiledStep:
         self._blocks: Final = np.fromiter(chain.from_iterable(span.blocks for span in (*few, *many)), np.int32)
         self._table_of_many: Final = sum(len(span.blocks) for span in few)
         self._rows: Final = _rows(few)
+        self._long: Final = self._table_of_many * cache.block_size > _MANY_KEYS
         self._tiles: dict[int, NDArray[np.int64]] = {}
         """By the query heads of a KV head."""
         self._threads: Final = torch.get_num_threads()
@@ -75,11 +78,11 @@ class CompiledStep:
         group = query.shape[1] // shape.kv_heads
         kind = (self._numbers, self._cache.dtype == torch.bfloat16, shape.key_dim, shape.value_dim, group)
         if len(self._rows):
-            attention(*kind)(self._arguments(how, query, out, self._rows), self._threads)
+            attention(*kind)(self._arguments(how, query, out, self._rows), self._threads, long=self._long)
         if self._many:
             from headrace_backends.llm.kernels.prefilling import prefilling
 
-            prefilling(*kind)(self._arguments(how, query, out, self._tiled(group)), self._threads)
+            prefilling(*kind)(self._arguments(how, query, out, self._tiled(group)), self._threads, long=True)
         return out
 
     def _arguments(self, how: Attending, query: torch.Tensor, out: torch.Tensor, tasks: NDArray[np.int64]) -> Arguments:

@@ -15,6 +15,8 @@ from headrace_backends.llm.kernels.pool import Arguments
 from headrace_backends.llm.packed_linears import Linear, Maker, packed
 from headrace_protocol.errors import invalid
 
+_MANY_WEIGHTS: Final = 1 << 24
+"""Reading more takes longer than other threads should wait for."""
 _GROUP: Final = 32
 """Weights of 4 bits that share a scale and a zero, as in llama.cpp's Q4_1."""
 
@@ -85,7 +87,8 @@ class _EightBits:
             rows.data_ptr(), depth, self._weight.data_ptr(), self._factors.data_ptr(),
             0 if self._bias is None else self._bias.data_ptr(), outputs, out.data_ptr(),
         )  # fmt: skip
-        eight_bit_product(rows.dtype == torch.bfloat16, rows.shape[0])(arguments, torch.get_num_threads())
+        run = eight_bit_product(rows.dtype == torch.bfloat16, rows.shape[0])
+        run(arguments, torch.get_num_threads(), long=outputs * depth > _MANY_WEIGHTS)
         return out
 
 
