@@ -19,7 +19,7 @@ from headrace.types import (
     SystemRegion,
 )
 from headrace_protocol._generated import grpc_service_pb2, model_config_pb2
-from headrace_protocol.errors import InferError
+from headrace_protocol.errors import ErrorCode, InferError
 
 Outcome = InferenceResponse | InferError
 
@@ -30,6 +30,26 @@ class Cancellable(Protocol):
     def cancel(self) -> None:
         """Tell that nobody waits any more: it leaves the queue, or its backend is told. Idempotent."""
         ...
+
+
+class NotInMemoryError(InferError):
+    """Refusal of what is asked of a model that is loaded on demand and has never been, so that nothing of it is known.
+
+    Whoever has time has it loaded by `wait`, and asks again.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        wait: Callable[[Callable[[], None], Callable[[InferError], None]], Cancellable],
+    ) -> None:
+        """`wait(there, failed)` has one of the two called, later, unless what it returns is cancelled; raises InferError."""
+        text = (
+            f"model {model!r} is loaded on demand and has not been asked for yet, so that nothing more is known of it"
+        )
+        super().__init__(ErrorCode.UNAVAILABLE, text)
+        self.model = model
+        self.wait = wait
 
 
 class DataPlane(Protocol):

@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from headrace.clock import Clock
 from headrace.controlplane import RegistryControlPlane
 from headrace.dataplane import RegistryDataPlane
 from headrace.instances.loaded_model import LoadedModel
 from headrace.instances.served_model import InstancePool
-from headrace.planes import Cancellable, LoadParameters, Outcome
+from headrace.planes import Cancellable, LoadParameters, NotInMemoryError, Outcome
 from headrace.repository.lifecycle import UNLOADED, VersionState
 from headrace.residency.keeper import Keeper, Known
 from headrace.residency.policy import Stage
@@ -83,6 +83,16 @@ class WaitingRequest:
             self._plane.note_refusal(request, None)
         elif self.under_way is not None:
             self.under_way.cancel()
+
+
+class _Leaving(NamedTuple):
+    """Implements planes.Cancellable."""
+
+    keeper: Keeper
+    waiter: Waiter
+
+    def cancel(self) -> None:
+        self.keeper.leave(self.waiter)
 
 
 class ResidentDataPlane:
@@ -245,11 +255,15 @@ class ResidentDataPlane:
     def _known(self, name: str) -> Known:
         known = self._keeper.known.get(name)
         if known is None:
-            raise unavailable(
-                self._keeper.why_not(name)
-                or f"model {name!r} is loaded on demand and was not asked for yet, so nothing more is known of it"
-            )
+            reason = self._keeper.why_not(name)
+            raise unavailable(reason) if reason else NotInMemoryError(name, partial(self._bring, name))
         return known
+
+    def _bring(self, name: str, there: Callable[[], None], failed: Callable[[InferError], None]) -> Cancellable:
+        """See planes.NotInMemoryError."""
+        waiter = Waiter(name, self._keeper.expires_ns(name, self._now_ns(), 0), 0, there, failed)
+        self._keeper.join(waiter)
+        return _Leaving(self._keeper, waiter)
 
     # --- for those that wait ------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from headrace.gateway.http import request as fields
 from headrace.gateway.http.answer import JSON, SSE, Answer
 from headrace.gateway.http.errors import failure
 from headrace.gateway.http.generate_codec import decode_generate, encode_generated
+from headrace.gateway.http.later import patient, patient_stream
 from headrace.gateway.http.request import Done, Handler, HttpRequest, Outlet
 from headrace.gateway.http.routes import Endpoint, Route
 from headrace.gateway.http.settings import HttpSettings
@@ -27,8 +28,8 @@ class GenerateEndpoints:
         self._max_input_size = settings.max_input_size
         self._now_ns = clock.now_ns
         self.handlers: Final[Mapping[Endpoint, Handler]] = {
-            Endpoint.GENERATE: Handler(begin=self._generate, codings=False),
-            Endpoint.GENERATE_STREAM: Handler(stream=self._generate_stream, codings=False),
+            Endpoint.GENERATE: Handler(begin=patient(self._generate), codings=False),
+            Endpoint.GENERATE_STREAM: Handler(stream=patient_stream(self._generate_stream), codings=False),
         }
 
     def _generate(self, http: HttpRequest, route: Route, done: Done) -> Cancellable:

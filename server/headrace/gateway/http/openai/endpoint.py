@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headrace.clock import Clock
+from headrace.gateway.http.later import Later
 from headrace.gateway.http.openai.call import Refused
 from headrace.gateway.http.openai.directory import ModelDirectory
 from headrace.gateway.http.openai.exchange import Exchange, random_id
 from headrace.gateway.http.request import HttpRequest, Outlet, Streaming
 from headrace.gateway.http.routes import Route
-from headrace.planes import DataPlane
+from headrace.planes import DataPlane, NotInMemoryError
 
 
 class CallEndpoint:
@@ -26,8 +27,15 @@ class CallEndpoint:
         """Begin a request: request.Stream."""
         del route
         exchange = Exchange(http, self._clock, self._new_id)
+
+        def fail(error: Exception) -> None:
+            outlet.answer(exchange.failure(error))
+
         try:
-            return self.begin(exchange, outlet)
+            try:
+                return self.begin(exchange, outlet)
+            except NotInMemoryError as absent:
+                return Later(absent, http, lambda: self.begin(exchange, outlet), fail)
         except Exception as error:
             return Refused(outlet, exchange.failure(error))
 
