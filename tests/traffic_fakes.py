@@ -38,6 +38,7 @@ class Version:
 
     def __init__(self, version: int, *, decoupled: bool = False) -> None:
         self.name, self.version = "m", version
+        self.labels: dict[str, Any] = {}
         self.config = model([tensor("A", "FP32", 1)], [tensor("B", "FP32", 1)], 8, decoupled=decoupled)
         self.signature = ModelSignature(self.config, version)
         self.statistics = ModelStatistics()
@@ -78,6 +79,13 @@ class Registry:
             raise unavailable("it has died too often")
         self.leased[found.version] += 1
         return found
+
+    def acquire_where(self, name: str, version: int, fits: Any) -> Version | None:
+        for found in self.models.values():
+            if version in (LATEST, found.version) and fits(found):
+                self.leased[found.version] += 1
+                return found
+        return None
 
     def release(self, found: Version) -> None:
         self.leased[found.version] -= 1
