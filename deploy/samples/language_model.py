@@ -8,6 +8,9 @@ import json
 import sys
 from pathlib import Path
 
+SAMPLING = {"temperature": 0.2, "top_p": 0.9}
+"""What the model's makers recommend; the file does not say it, and by OpenAI's defaults so small a model soon talks nonsense."""
+
 
 def weights() -> Path:
     """Return the model's file. Exits where the package is missing."""
@@ -20,6 +23,7 @@ def weights() -> Path:
 def write(directory: Path) -> None:
     """Write the model's folder into the repository `directory`, unless it is there as it should be."""
     settings = {"model": str(weights()), "max_model_len": 4096, "max_num_seqs": 32}
+    settings["override_generation_config"] = SAMPLING
     file = directory / "smollm2" / "1" / "model.json"
     text = json.dumps(settings, indent=2) + "\n"
     if not file.is_file() or file.read_text() != text:

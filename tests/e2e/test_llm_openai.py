@@ -7,7 +7,12 @@ import json
 import math
 import os
 import re
+import shlex
+import shutil
 import signal
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -309,6 +314,30 @@ def test_refusals_are_the_clients_own_errors(client: OpenAI) -> None:
     assert caught.value.code == "context_length_exceeded"
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(**{**asking("x"), "model": "nobody"})
+
+
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text().partition("## Language models")[2]
+
+
+def typed(server: RunningServer, argv: list[str], **more: Any) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, **more)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_what_the_readme_says_to_type_answers(server: RunningServer) -> None:
+    """At the makers' temperature, which the sample's settings have."""
+    text = README.partition("\n## ")[0].replace("localhost:8000", server.http)
+    if shutil.which("curl"):
+        command = text.partition("```sh\n")[2].partition("```")[0].replace("\\\n", " ")
+        answer = json.loads(typed(server, shlex.split(command.replace('"messages"', '"temperature": 0.2, "messages"'))))
+        assert "Paris" in answer["choices"][0]["message"]["content"]
+    program = textwrap.dedent(text.partition("(`pip install openai`):\n")[2])
+    asked = program.replace("stream=True", "stream=True, temperature=0.2")
+    assert "Paris" in typed(server, [sys.executable, "-c", asked])
+    chat = next(line for line in text.splitlines() if "headrace chat" in line).partition("#")[0].split()[1:]
+    argv = [sys.executable, "-m", "headrace", *chat, "--temperature", "0.2", "--message", FRANCE]
+    assert "Paris" in typed(server, argv)
 
 
 def test_a_new_process_draws_the_same_by_a_seed(client: OpenAI, server: RunningServer) -> None:
