@@ -25,7 +25,7 @@ from headrace_protocol.errors import InferError
 
 SCATTERED = [[7, 2, 11, 4], [3, 9, 1, 12], [5, 6, 8, 10]]
 IN_A_ROW = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
-SHAPES = [(4, 1, 16, 16), (3, 3, 16, 16), (4, 2, 16, 8), (9, 3, 64, 64), (4, 2, 4, 4)]
+SHAPES = [(4, 1, 16, 16), (3, 3, 16, 8), (9, 3, 64, 64), (4, 2, 4, 4)]
 
 
 def _slots(span: SequenceSpan) -> list[int]:
@@ -84,7 +84,7 @@ def test_it_equals_plain_attention(step_class, shape, window, softcap, tables):
 
 
 @WAYS
-@pytest.mark.parametrize("shape", SHAPES[3:4])
+@pytest.mark.parametrize("shape", SHAPES[2:3])
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (5, 3.0)])
 def test_in_bf16_it_equals_plain_attention_but_for_rounding(step_class, shape, window, softcap):
     how = Attending(0, 0.3, window, softcap)
@@ -94,7 +94,7 @@ def test_in_bf16_it_equals_plain_attention_but_for_rounding(step_class, shape, w
 
 
 @WAYS
-@pytest.mark.parametrize(("shape", "dtype"), [(SHAPES[2], torch.float32), (SHAPES[3], torch.bfloat16)])
+@pytest.mark.parametrize(("shape", "dtype"), [(SHAPES[1], torch.float32), (SHAPES[2], torch.bfloat16)])
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (5, None), (None, 3.0)])
 def test_a_cache_of_8_bits_hardly_changes_what_is_attended_to(step_class, dtype, shape, window, softcap):
     how = Attending(0, 0.3, window, softcap)
@@ -106,8 +106,8 @@ def test_a_cache_of_8_bits_hardly_changes_what_is_attended_to(step_class, dtype,
 
 def test_numbers_of_8_bits_are_the_same_by_either_way():
     shape = LayerShape(3, 16, 8)
-    caches = [KvCache({0: shape}, 4, 8, torch.bfloat16, eight_bits=True) for _ in range(2)]
-    key, value = _random((12, 3, 16), 1).bfloat16(), _random((12, 3, 8), 2).bfloat16()
+    caches = [KvCache({0: shape}, 4, 8, torch.float32, eight_bits=True) for _ in range(2)]
+    key, value = _random((12, 3, 16), 1), _random((12, 3, 8), 2)
     key[3] = 0
     span = SequenceSpan(0, 12, 3, [2, 1])
     for cache, step_class in zip(caches, (PagedStep, _by_pytorch), strict=True):
@@ -150,8 +150,8 @@ def test_neighbours_change_no_bit_of_a_sequence(step_class, threads, dtype, monk
     how = Attending(0, 0.3)
     alone = [(9, 0, 0), (5, 0, 0), (1, 0, 0), (1, 0, 0), (7, 0, 0)]
     for steps, table in itertools.product((STEPS,), (SCATTERED, IN_A_ROW)):
-        together = _attended(step_class, steps, SHAPES[0], how, table, dtype)[0]
-        (by_itself,) = _attended(step_class, [each[:1] for each in alone], SHAPES[0], how, table[:1], dtype)
+        together = _attended(step_class, steps, SHAPES[2], how, table, dtype)[0]
+        (by_itself,) = _attended(step_class, [each[:1] for each in alone], SHAPES[2], how, table[:1], dtype)
         assert torch.equal(together, by_itself)
 
 
