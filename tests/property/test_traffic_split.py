@@ -66,6 +66,16 @@ def test_nobody_moves_but_towards_the_one_version_that_grows(version, one, other
     assert {after[key] for key in KEYS if before[key] != after[key]} <= {version}
 
 
+@given(policies(), st.floats(0.5, 20), st.floats(0, 20))
+@settings(deadline=None, max_examples=60)
+def test_nobody_moves_but_towards_the_newest_version_that_grows(policy, weight, more):
+    newest = max([policy.default, *policy.weights]) + 1
+    others = {version: percent / 2 for version, percent in policy.weights.items()}
+    before = placed(TrafficPolicy(policy.default, {**others, newest: weight}))
+    after = placed(TrafficPolicy(policy.default, {**others, newest: weight + more}))
+    assert {after[key] for key in KEYS if before[key] != after[key]} <= {newest}
+
+
 @given(st.one_of(st.text(), st.binary(), st.integers()), st.binary(max_size=80))
 def test_a_key_has_one_place(key, salt):
     assert 0 <= point_of(key, salt) < 1

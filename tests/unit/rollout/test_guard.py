@@ -173,6 +173,17 @@ def test_a_version_that_was_loaded_anew_begins_anew():
     assert watched.look() is None
 
 
+def test_what_an_earlier_load_answered_makes_nothing_good():
+    watched = Watched(max_error_rate=0.05)
+    watched.trial.ask(answered=500)
+    assert watched.look() is None
+    watched.trial = Version()
+    watched.trial.load = 2
+    assert watched.look() is None
+    watched.trial.ask(failed=30)
+    assert watched.look() == "error_rate"
+
+
 @pytest.mark.parametrize("every", [0.1, 1, 7])
 def test_samples_are_few_however_often_it_is_told(every):
     recent = Recent(30)
