@@ -243,6 +243,7 @@ def _build(
             reuse_port=values["reuse-http-port"],
             max_input_size=values["http-max-input-size"],
             max_body_size=values["http-max-body-size"],
+            max_connections=values["http-max-connections"],
             header_forward_pattern=values["http-header-forward-pattern"],
             sticky_header=values["sticky-header"],
             restricted=by_kind(values["http-restricted-api"]),

@@ -388,6 +388,12 @@ SERVED = (
         "http-max-body-size", integer(1), str(2 << 30), "largest HTTP request body, binary tensors included, in bytes"
     ),
     _served(
+        "http-max-connections",
+        integer(0, 1 << 20),
+        "0",
+        "HTTP connections open at once; one more gets 503. 0 = half of the descriptors (RLIMIT_NOFILE)",
+    ),
+    _served(
         "http-header-forward-pattern", pattern, "", "headers whose name matches become request parameters", "REGEX"
     ),
     _served(

@@ -6,10 +6,15 @@ import asyncio
 import json
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
 from http_connection import BODY, LAST, READY, SECONDS, Door, infer
+
+
+def open_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def test_requests_of_one_connection_are_answered_one_after_the_other(on_door):
@@ -282,5 +287,97 @@ def test_small_answers_leave_without_delay(on_door):
         sock = connection._transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+    on_door(scenario)
+
+
+def test_one_connection_too_many_is_told_so_and_closed_and_there_is_room_again_once_another_goes(on_door):
+    async def scenario(door: Door) -> None:
+        held = [await door.connect() for _ in range(3)]
+        for client in held:
+            client.send(READY)
+            assert (await client.answer())[0] == 200
+        for ahead in (b"", READY):  # whether it asks before it looks, or not
+            refused = await door.connect()
+            refused.send(ahead)
+            status, headers, body = await refused.answer()
+            assert (status, headers["Connection"], headers["Retry-After"]) == (503, "close", "1")
+            assert json.loads(body) == {"error": "the server has 3 connections, and takes no more"}
+            assert await refused.rest() == b""
+            refused.writer.close()
+        held[0].send(READY)
+        assert (await held[0].answer())[0] == 200, "those that are open go on"
+        held.pop().writer.close()
+        async with asyncio.timeout(SECONDS):
+            while True:
+                client = await door.connect()
+                client.send(LAST)
+                if (await client.answer())[0] == 200:
+                    break
+                client.writer.close()
+                await client.writer.wait_closed()
+
+    on_door(scenario, max_connections=3)
+
+
+def test_a_flood_of_connections_takes_no_more_descriptors_than_the_limit_and_a_few(on_door):
+    async def scenario(door: Door) -> None:
+        before = open_descriptors()
+        clients = [await door.connect() for _ in range(120)]
+        ends = await asyncio.gather(*(client.rest() for client in clients[2:]), return_exceptions=True)
+        assert sum(isinstance(end, bytes) and end.startswith(b"HTTP/1.1 503") for end in ends) >= 60
+        assert sum(isinstance(end, ConnectionResetError) or end == b"" for end in ends) >= 50, (
+            "told nothing, but closed"
+        )
+        assert open_descriptors() - before < 120 + 2 + 64 + 8
+        clients[0].send(READY)
+        assert (await clients[0].answer())[0] == 200
+
+    on_door(scenario, max_connections=2)
+
+
+def test_a_body_that_comes_drop_by_drop_ends_however_long_it_could_go_on(on_door):
+    async def scenario(door: Door) -> None:
+        client = await door.connect()
+        client.send(b"POST /v2/models/echo/infer HTTP/1.1\r\nContent-Length: 100000\r\n\r\n{")
+        answer = asyncio.create_task(client.answer())
+        while not answer.done():
+            client.send(b" ")
+            await asyncio.sleep(0.05)
+        status, headers, body = await answer
+        assert (status, headers["Connection"]) == (408, "close")
+        assert json.loads(body) == {"error": "the body came more slowly than 256 bytes a second"}
+
+    on_door(scenario, body_idle_timeout=0.3)
+
+
+@pytest.mark.parametrize("size", [2_000, 200_000])
+def test_a_body_may_take_long_as_long_as_it_is_fast_enough_on_average(on_door, size):
+    async def scenario(door: Door) -> None:
+        client = await door.connect()
+        request = infer(body=BODY.ljust(size))
+        for i in range(0, len(request), len(request) // 10):
+            client.send(request[i : i + len(request) // 10])
+            await asyncio.sleep(0.05)
+        assert (await client.answer())[0] == 200
+        client.send(READY)
+        assert (await client.answer())[0] == 200
+
+    on_door(scenario, body_idle_timeout=0.3, min_body_rate=2000)
+
+
+def test_no_more_is_taken_of_what_is_sent_ahead_than_two_reads_in_bytes_and_in_requests(on_door):
+    async def scenario(door: Door) -> None:
+        client = await door.connect()
+        client.send(infer(model="slow"))
+        await asyncio.wait_for(door.data.slow_began.wait(), SECONDS)
+        small = b"GET / HTTP/1.1\r\n\r\n"
+        for _ in range(256):
+            client.send(small * 1024)  # 4.6 MB
+        await asyncio.sleep(0.2)
+        assert door.gateway._connections is not None
+        (connection,) = door.gateway._connections.open
+        assert len(connection._pending) <= 2 * 65536
+        assert len(connection._reader.ready) <= 65536 // len(small)
 
     on_door(scenario)

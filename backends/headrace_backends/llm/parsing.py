@@ -105,7 +105,7 @@ def _out_of_text(value: Any) -> Any:
         return value
     try:
         return msgspec.json.decode(value.lower() if value in {"True", "False"} else value)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return value
 
 

@@ -76,6 +76,7 @@ class Connection(asyncio.BufferedProtocol):
         "_active",
         "_advancing",
         "_all",
+        "_body_until",
         "_deadline",
         "_ending",
         "_in_head",
@@ -127,6 +128,7 @@ class Connection(asyncio.BufferedProtocol):
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # TCP_NODELAY is set by the event loop
         self._deadline.set(self._all.settings.keepalive_timeout)
+        self._body_until = inf
         self._all.opened(self)
 
     def connection_lost(self, _exc: Exception | None) -> None:
@@ -143,6 +145,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         reader = self._reader
+        if self._body_until < inf:
+            self._body_until += nbytes / self._all.settings.min_body_rate
         if reader.room is not None:
             reader.filled(nbytes)
         elif self._ending or reader.ended:
@@ -193,6 +197,16 @@ class Connection(asyncio.BufferedProtocol):
         reader = self._reader
         if not (self._active or reader.ready or reader.in_body or self._ending):
             self._close()
+
+    def refuse(self, answer: Answer) -> None:
+        """Answer before anything was asked, and close."""
+        self._transport.write(head_of(answer, old=False, keep_alive=False) + answer.body)
+        self._end(linger=True)
+
+    def drop(self) -> None:
+        """Close without a word."""
+        self._ending = True
+        self._transport.abort()
 
     def cut(self) -> asyncio.Task[None] | None:
         """End at once; return the task of a request that was running, which is cancelled."""
@@ -248,15 +262,26 @@ class Connection(asyncio.BufferedProtocol):
             if not self._transport.is_closing():
                 self._transport.resume_reading()
         if not reader.in_message:
+            self._body_until = inf
             self._deadline.set(settings.keepalive_timeout)
         elif reader.in_body:
             if reader.wants_continue:
                 reader.wants_continue = False
                 self._transport.write(CONTINUE)
-            self._deadline.set(settings.body_idle_timeout)
+            self._await_body(settings)
         elif not self._in_head:
             self._in_head = True
             self._deadline.set(settings.body_idle_timeout)
+
+    def _await_body(self, settings: HttpSettings) -> None:
+        """Give the client time for its next bytes, and for all of them no more than the least rate takes."""
+        seconds = settings.body_idle_timeout
+        if settings.min_body_rate:
+            now = self._loop.time()
+            if self._body_until == inf:
+                self._body_until = now + seconds
+            seconds = max(0.0, min(seconds, self._body_until - now))
+        self._deadline.set(seconds)
 
     def _await_taking(self) -> None:
         """Give the client time to take some of what was written."""
@@ -266,6 +291,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _begin(self, request: HttpRequest) -> None:
         self._in_head = False
+        self._body_until = inf
         target = request.target
         if request.early is not None:
             self._answer(request, request.early)
@@ -454,7 +480,10 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.abort()
         elif reader.in_message:
             seconds = self._all.settings.body_idle_timeout
-            if reader.in_body:
+            if reader.in_body and self._body_until <= self._loop.time():
+                rate = self._all.settings.min_body_rate
+                reader.time_out(f"the body came more slowly than {rate} bytes a second")
+            elif reader.in_body:
                 reader.time_out(f"no byte of the body came for {seconds} seconds")
             else:
                 reader.time_out(f"the head of the request was not complete after {seconds} seconds")

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
+from math import inf
 from typing import Final
 
+from headrace.gateway.http.answer import Answer
 from headrace.gateway.http.connection import LINGER, READ_SIZE, Connection
+from headrace.gateway.http.errors import error_body
 from headrace.gateway.http.reader import Admit, headers_to_read
 from headrace.gateway.http.settings import HttpSettings
 
 _log: Final = logging.getLogger(__name__)
+_REFUSED_AT_ONCE: Final = 64
+_WARN_EVERY_S: Final = 60.0
+_LEAST: Final = 64
+"""Connections that are taken however few descriptors there are."""
+_MOST: Final = 1 << 20
+
+
+def default_max_connections() -> int:
+    """Return half of the descriptors that this process may have; models, regions and other doors need the rest."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST if files == resource.RLIM_INFINITY else max(_LEAST, min(_MOST, files // 2))
 
 
 class Connections:
@@ -27,12 +42,19 @@ class Connections:
         self.leaving = False
         """Whether each answer asks its client to come back by another connection, which may be to another server."""
         self._all_closed = asyncio.Event()
+        self._most: Final = settings.max_connections or default_max_connections()
+        text = f"the server has {self._most} connections, and takes no more"
+        self._refusal: Final = Answer(error_body(text), 503, headers={"Retry-After": "1"}, close=True)
+        self._warn_at = -inf
 
     def __call__(self) -> Connection:
         return Connection(self)
 
     def opened(self, connection: Connection) -> None:
         self.open.add(connection)
+        if len(self.open) > self._most:
+            self._refuse(connection)
+            return
         if self.stopping:
             connection.close_when_idle()
 
@@ -40,6 +62,17 @@ class Connections:
         self.open.discard(connection)
         if self.stopping and not self.open:
             self._all_closed.set()
+
+    def _refuse(self, connection: Connection) -> None:
+        """Tell the client, unless so many are being told already that telling would take the descriptors of others."""
+        now = self.loop.time()
+        if now >= self._warn_at:
+            self._warn_at = now + _WARN_EVERY_S
+            _log.warning("HTTP connections are refused: %d are open, the limit (--http-max-connections)", self._most)
+        if len(self.open) > self._most + _REFUSED_AT_ONCE:
+            connection.drop()
+        else:
+            connection.refuse(self._refusal)
 
     async def stop(self, grace_s: float) -> None:
         """Close idle connections, let the others finish for `grace_s` seconds, then cut what is left."""

@@ -30,7 +30,9 @@ class HttpSettings:
     """Limit of a whole body on the wire, its binary section included. Refused before it is read where the client
     declares its length."""
     body_idle_timeout: float = 60.0
-    """How long a client may pause in the middle of a body."""
+    """How long a client may pause in the middle of a body, and how long it has for a whole head."""
+    min_body_rate: int = 256
+    """Bytes a second of a body that a client has to send on average, once `body_idle_timeout` is over; 0 = any."""
     write_idle_timeout: float = 60.0
     """How long a client may take nothing of an answer that is there."""
     keepalive_timeout: float = 3630.0
@@ -39,6 +41,8 @@ class HttpSettings:
     """Limit of the request line and of each header."""
     max_headers: int = 128
     """Limit of the number of headers."""
+    max_connections: int = 0
+    """Connections open at once; one more is answered 503 and closed. 0 = as many as descriptors allow."""
     backlog: int = 1024
     """Connections that may wait to be accepted."""
     min_compress_size: int = 1024

@@ -106,7 +106,7 @@ def _object(text: str) -> Any:
     """Return the arguments of a call; of those that the limit of tokens cut short nothing, as nobody may act on them."""
     try:
         return msgspec.json.decode(text) if text else {}
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return {}
 
 
