@@ -96,6 +96,14 @@ async def test_trace_settings_of_all_models_and_of_one(door, path, model):
     ]
 
 
+async def test_traffic_of_a_model_is_told_and_changed(door):
+    assert (await told(door, "/v2/models/m%20n/traffic"))["model"] == "m n"
+    changes = {"weights": {"3": 10}, "shadow": None}
+    status, _, body = await door.ask("POST", "/v2/models/m%20n/traffic", changes)
+    assert (status, json.loads(body)["model"]) == (200, "m n")
+    assert door.control.calls == [("traffic", "m n", changes)]
+
+
 async def test_log_settings_are_told_and_changed(door):
     assert (await told(door, "/v2/logging"))["log_verbose_level"] == 2
     status, _, body = await door.ask("POST", "/v2/logging", {"log_info": False, "log_error": None})
@@ -115,6 +123,9 @@ async def test_log_settings_are_told_and_changed(door):
         ("/v2/logging", {"log_format": "x"}, 400, "log_format"),
         ("/v2/logging", {"log_info": 1.5}, 400, "'log_info'"),
         ("/v2/logging", b"{", 400, "not valid JSON"),
+        ("/v2/models/m/traffic", b"[" * 100_000, 400, "the traffic policy"),
+        ("/v2/models/m/traffic", [], 400, "expected 'object'"),
+        ("/v2/models/missing/traffic", {}, 404, "'missing'"),
     ],
 )
 async def test_a_bad_setting_is_refused_and_changes_nothing(door, path, body, status, words):

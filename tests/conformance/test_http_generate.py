@@ -137,6 +137,13 @@ async def test_the_length_header_of_infer_does_not_raise_the_limit(door):
     assert status == 413
 
 
+async def test_what_keeps_a_caller_with_a_version_reaches_the_data_plane(door):
+    task, call = await asked(door, x_headrace_sticky="caller 7")
+    call.send(b"a", final=True)
+    await task
+    assert call.request.sticky == b"caller 7"
+
+
 async def test_headers_are_not_forwarded_to_generate_but_the_trace_context_is(door):
     context = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     task, call = await asked(door, x_tenant="a", traceparent=context)

@@ -32,6 +32,13 @@ async def test_json_in_json_out(door):
     assert door.data.requests[0].received_ns > 0
 
 
+@pytest.mark.parametrize("name", ["X-Headrace-Sticky", "x-headrace-sticky"])
+async def test_what_keeps_a_caller_with_a_version_reaches_the_data_plane(door, name):
+    assert (await door.infer(GOOD, **{name.replace("-", "_"): "caller 7"}))[0] == 200
+    assert (await door.infer(GOOD))[0] == 200
+    assert [request.sticky for request in door.data.requests] == [b"caller 7", None]
+
+
 async def test_binary_in_binary_out(door):
     head = json.dumps(
         {

@@ -35,6 +35,12 @@ async def test_a_compressed_request_is_understood(door):
     assert pb.ModelInferResponse.FromString(response).raw_output_contents[0] == bytes(10_000)
 
 
+async def test_what_keeps_a_caller_with_a_version_reaches_the_data_plane(door):
+    await door.call("ModelInfer", infer_request(), metadata=(("x-headrace-sticky", "caller 7"), ("other", "x")))
+    await door.call("ModelInfer", infer_request())
+    assert [request.sticky for request in door.data.requests] == ["caller 7", None]
+
+
 async def test_the_trace_context_reaches_the_data_plane(door):
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     await door.call("ModelInfer", infer_request(), metadata=(("traceparent", parent), ("other", "x")))

@@ -32,6 +32,8 @@ async def test_choosing_a_repository_is_not_supported(door, rpc):
         ("RepositoryModelUnload", "unload_dependents", {"int64_param": 1}),
         ("RepositoryModelUnload", "unload_dependents", {}),
         ("RepositoryModelUnload", "other", {"bool_param": True}),
+        ("RepositoryModelLoad", "version", {"bool_param": True}),
+        ("RepositoryModelUnload", "version", {}),
     ],
 )
 async def test_bad_repository_parameters_are_refused_before_anything_happens(door, rpc, key, value):
@@ -40,6 +42,23 @@ async def test_bad_repository_parameters_are_refused_before_anything_happens(doo
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert f"'{key}'" in text
     assert door.control.calls == []
+
+
+@pytest.mark.parametrize("value", [{"int64_param": 3}, {"string_param": "3"}])
+async def test_one_version_is_loaded_and_unloaded_by_its_number(door, value):
+    parameters = {"version": pb.ModelRepositoryParameter(**value)}
+    for verb in ("Load", "Unload"):
+        rpc = f"RepositoryModel{verb}"
+        await door.call(rpc, getattr(pb, f"{rpc}Request")(model_name="m", parameters=parameters))
+    assert door.control.calls == [("load", "m", {"version": 3}), ("unload", "m", False, 3)]
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "three", ""])
+async def test_what_is_no_version_is_refused(door, text):
+    parameters = {"version": pb.ModelRepositoryParameter(string_param=text)}
+    request = pb.RepositoryModelUnloadRequest(model_name="m", parameters=parameters)
+    code, said = await door.status("RepositoryModelUnload", request)
+    assert (code, "version" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True)
 
 
 async def test_tritonclient_manages_models(door):
