@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 
 import grpc
 import pytest
 import tritonclient.http
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
 import scripted_engine
 from ensembles import add_ensemble, ident
@@ -134,6 +136,27 @@ def test_a_call_over_grpc_is_a_trace_too(server, collector, context):
     root = collector.tree(trace, 5)
     assert root.path() == ("InferRequest", "first", *OF_A_MODEL)
     assert {"GRPC_WAITREAD_START", "GRPC_SEND_END"} <= set(root.events)
+
+
+@pytest.mark.parametrize(("model", "path"), [("first", "infer"), ("pair", "infer"), ("stream", "generate_stream")])
+def test_the_histograms_name_the_trace_of_a_request_that_they_counted(server, context, model, path):
+    trace, parent = context
+    post(server, f"/v2/models/{model}/{path}", BODY if path == "infer" else '{"INPUT0": [1.5]}', traceparent=parent)
+    request = urllib.request.Request(
+        server.metrics_url, headers={"Accept": "application/openmetrics-text; version=1.0.0"}
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        families = {family.name: family for family in parse_openmetrics(answer.read().decode())}
+    found = {}
+    for what in ("request", "queue", "compute"):
+        family = families[f"headrace_{what}_duration_seconds"]
+        of_model = [sample for sample in family.samples if sample.labels["model"] == model and sample.exemplar]
+        (sample,) = [sample for sample in of_model if sample.exemplar.labels["trace_id"] == trace]
+        assert sample.exemplar.value <= float(sample.labels["le"])
+        assert abs(float(sample.exemplar.timestamp) - time.time()) < 60
+        found[what] = sample.exemplar.value
+    assert found["request"] >= found["compute"] > 0
+    assert trace not in server.metrics(), "the text format knows no exemplars"
 
 
 @pytest.mark.parametrize("stream", [False, True])

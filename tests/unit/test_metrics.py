@@ -69,6 +69,27 @@ async def test_the_text_parses_and_every_sample_belongs_to_a_declared_family():
     assert len(kinds) == len(families), "the samples of a family do not stand together"
 
 
+async def test_each_bucket_names_the_last_request_that_can_be_looked_up():
+    loaded = model()
+    for trace_id, request_ns in ((1, 4_000_000), (2, 4_500_000), (3, 40_000_000)):
+        loaded.statistics.record_success(1, request_ns, 0, 0, request_ns, 0, 0)
+        loaded.statistics.record_exemplar(trace_id, request_ns, 0, request_ns, 5_500)
+    text = await scrape(loaded, openmetrics=True)
+    (family,) = (family for family in parse_openmetrics(text) if family.name == "headrace_request_duration_seconds")
+    told = {sample.labels["le"]: sample.exemplar for sample in family.samples if sample.exemplar is not None}
+    assert told.keys() == {"0.005", "0.05"}
+    assert told["0.005"].labels == {"trace_id": f"{2:032x}"}
+    assert (told["0.005"].value, float(told["0.005"].timestamp)) == (0.0045, 5.5)
+    assert told["0.05"].labels == {"trace_id": f"{3:032x}"}
+    assert " # {" not in await scrape(loaded)
+
+
+async def test_without_traces_nothing_is_kept_for_exemplars():
+    loaded = model()
+    assert loaded.statistics.request_durations.exemplars is None
+    assert " # {" not in await scrape(loaded, openmetrics=True)
+
+
 async def test_openmetrics_parses_and_keeps_the_names():
     text = await scrape(model(tags={"team": "a"}), config=EVERYTHING, openmetrics=True)
     names = {sample.name for family in parse_openmetrics(text) for sample in family.samples}

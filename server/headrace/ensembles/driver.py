@@ -140,7 +140,11 @@ class EnsembleDriver:
             # What its members queued and computed is counted with them; here it is all one, so that nothing counts twice.
             rows, took_ns = request.prepared.rows, now - request.started_ns
             statistics.record_execution(rows, 0, took_ns, 0)
-            statistics.record_success(rows, self._age(request), 0, 0, took_ns, 0, self._clock.wall_ns() // 1_000_000)
+            wall_ms = self._clock.wall_ns() // 1_000_000
+            statistics.record_success(rows, self._age(request), 0, 0, took_ns, 0, wall_ms)
+            trace = request.prepared.request.trace
+            if trace is not None and trace.trace_id:
+                statistics.record_exemplar(trace.trace_id, self._age(request), 0, took_ns, wall_ms)
 
     def _count_response(self, request: EnsembleRequest, outcome: Outcome | None, now: int) -> None:
         number, took_ns = request.responses, now - request.since_ns

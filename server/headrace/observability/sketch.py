@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 _SUB_BITS = 4
 _SUB_BINS = 1 << _SUB_BITS
@@ -17,16 +18,34 @@ BINS = _SUB_BINS * (_OCTAVES + 1)
 """Bins of a LatencySketch: 16 an octave, up to 2^36 units (19 hours of microseconds)."""
 
 
+class Exemplar(NamedTuple):
+    """One of the values that a histogram counted."""
+
+    value: int
+    trace_id: int
+    """Of the trace (W3C's) of what it was measured on."""
+    wall_ms: int
+    """When, in milliseconds since the epoch."""
+
+
 class Histogram:
     """Counts of values at most each bound, plus one for those above all bounds, and their exact sum."""
 
-    __slots__ = ("bounds", "counts", "sum")
+    __slots__ = ("bounds", "counts", "exemplars", "sum")
 
     def __init__(self, bounds: Sequence[int]) -> None:
         assert list(bounds) == sorted(set(bounds)), "bounds must ascend"
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
         self.sum = 0
+        self.exemplars: dict[int, Exemplar] | None = None
+        """By the index of the count it is in, the last value that can be looked up; None = there never was one."""
+
+    def exemplify(self, exemplar: Exemplar) -> None:
+        """Remember where one of the values that were counted can be looked up."""
+        if self.exemplars is None:
+            self.exemplars = {}
+        self.exemplars[bisect_left(self.bounds, exemplar.value)] = exemplar
 
     def observe(self, value: int) -> None:
         """Count one value."""

@@ -8,18 +8,20 @@ quantiles. Knows no models.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import ClassVar, TypeVar
 
 from prometheus_client.core import Metric, Sample
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar as MetricExemplar
 from prometheus_client.utils import floatToGoString
 
-from headrace.observability.sketch import Histogram, LatencySketch, quantiles
+from headrace.observability.sketch import Exemplar, Histogram, LatencySketch, quantiles
 
 _Labels = dict[str, str]
+_HistogramRow = tuple[_Labels, Sequence[float], Sequence[int], float, Mapping[int, Exemplar]]
 _Item = TypeVar("_Item")
 
 _TURN_S = 500e-6
@@ -67,17 +69,23 @@ class _Histograms:
     help: str
     scale: int
     bound: Callable[[float], str]
-    rows: list[tuple[_Labels, Sequence[float], Sequence[int], float]] = field(default_factory=list)
+    rows: list[_HistogramRow] = field(default_factory=list)
 
     def samples(self, name: str) -> Iterator[Sample]:
         texts: dict[Sequence[float], list[str]] = {}
-        for labels, bounds, counts, total in self.rows:
+        for labels, bounds, counts, total, exemplars in self.rows:
             if bounds not in texts:
                 texts[bounds] = [*(self.bound(bound / self.scale) for bound in bounds), "+Inf"]
-            for text, count in zip(texts[bounds], accumulate(counts), strict=True):
-                yield Sample(f"{name}_bucket", {**labels, "le": text}, count)
+            for index, (text, count) in enumerate(zip(texts[bounds], accumulate(counts), strict=True)):
+                found = exemplars.get(index)
+                exemplar = None if found is None else self._told(found)
+                yield Sample(f"{name}_bucket", {**labels, "le": text}, count, None, exemplar)
             yield Sample(f"{name}_count", labels, sum(counts))
             yield Sample(f"{name}_sum", labels, total / self.scale)
+
+    def _told(self, exemplar: Exemplar) -> MetricExemplar:
+        labels = {"trace_id": f"{exemplar.trace_id:032x}"}
+        return MetricExemplar(labels, exemplar.value / self.scale, exemplar.wall_ms / 1000)
 
 
 @dataclass(slots=True)
@@ -105,6 +113,7 @@ class Snapshot(Collector):
     def __init__(self, *, openmetrics: bool = False) -> None:
         # OpenMetrics wants le="100.0"; the text format's other writers, Triton among them, say le="100".
         self._bound = _canonical if openmetrics else _short
+        self._exemplars = openmetrics  # the text format knows none
         self._numbers: dict[str, _Numbers] = {}
         self._histograms: dict[str, _Histograms] = {}
         self._summaries: dict[str, _Summaries] = {}
@@ -125,8 +134,9 @@ class Snapshot(Collector):
 
     def histogram(self, name: str, help_text: str, labels: _Labels, histogram: Histogram, scale: int) -> None:
         """Add a histogram; its bounds and sum are divided by `scale` (1e9 turns nanoseconds into seconds)."""
+        exemplars = dict(histogram.exemplars) if self._exemplars and histogram.exemplars else {}
         self._histogram(name, help_text, scale).append(
-            (labels, histogram.bounds, tuple(histogram.counts), histogram.sum)
+            (labels, histogram.bounds, tuple(histogram.counts), histogram.sum, exemplars)
         )
 
     def buckets(
@@ -139,11 +149,9 @@ class Snapshot(Collector):
         total: float,
     ) -> None:
         """Add a histogram that counts `total` as the sum of its values, one count a bound and one above all."""
-        self._histogram(name, help_text, 1).append((labels, bounds, counts, total))
+        self._histogram(name, help_text, 1).append((labels, bounds, counts, total, {}))
 
-    def _histogram(
-        self, name: str, help_text: str, scale: int
-    ) -> list[tuple[_Labels, Sequence[float], Sequence[int], float]]:
+    def _histogram(self, name: str, help_text: str, scale: int) -> list[_HistogramRow]:
         family = self._histograms.get(name)
         if family is None:
             family = self._histograms[name] = _Histograms(help_text, scale, self._bound)

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
-from headrace.observability.sketch import Histogram, LatencySketch
+from headrace.observability.sketch import Exemplar, Histogram, LatencySketch
 from headrace_protocol._generated import grpc_service_pb2 as pb
 from headrace_protocol.errors import FailureReason
 
@@ -223,6 +223,12 @@ class ModelStatistics:
             self.first_response.observe(request_ns)
         if self.summaries is not None:
             self.summaries.observe(request_ns, queue_ns, input_ns, infer_ns, output_ns)
+
+    def record_exemplar(self, trace_id: int, request_ns: int, queue_ns: int, compute_ns: int, wall_ms: int) -> None:
+        """Remember a request that was counted as a success, and the trace that tells more of it."""
+        self.request_durations.exemplify(Exemplar(request_ns, trace_id, wall_ms))
+        self.queue_durations.exemplify(Exemplar(queue_ns, trace_id, wall_ms))
+        self.compute_durations.exemplify(Exemplar(compute_ns, trace_id, wall_ms))
 
     def record_cache_hit(self, request_ns: int, lookup_ns: int, wall_ms: int) -> None:
         """Count a request that the response cache answered. `lookup_ns`: what finding the answer took."""

@@ -160,6 +160,11 @@ class Trace:
         self._sending = False
 
     @property
+    def trace_id(self) -> int:
+        """The id that its collector knows it by; 0 = traces do not go to one."""
+        return self._record.trace_id
+
+    @property
     def levels(self) -> tuple[str, ...]:
         """What is noted down."""
         return tuple(level for level, noted in (("TIMESTAMPS", self._timestamps), ("TENSORS", self._tensors)) if noted)

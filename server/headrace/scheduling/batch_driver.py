@@ -247,6 +247,9 @@ class BatchDriver(ABC):
                     done.compute_output_ns,
                     wall_ms,
                 )
+                if request.trace is not None:
+                    compute_ns = done.compute_input_ns + done.compute_infer_ns + done.compute_output_ns
+                    self._exemplify(pending, now, compute_ns, wall_ms)
             self._finish(pending, outcome)
 
     def _responded(self, payload: Payload, index: int, outcome: Outcome) -> None:
@@ -305,6 +308,19 @@ class BatchDriver(ABC):
             0,
             self._wall_ns() // 1_000_000,
         )
+        if pending.prepared.request.trace is not None:
+            self._exemplify(pending, now, now - pending.started_ns, self._wall_ns() // 1_000_000)
+
+    def _exemplify(self, pending: Pending, now: int, compute_ns: int, wall_ms: int) -> None:
+        """Have the histograms name the trace of a request."""
+        request = pending.prepared.request
+        assert pending.item is not None
+        assert request.trace is not None
+        if request.trace.trace_id:
+            queue_ns = pending.started_ns - pending.item.enqueued_ns
+            self._statistics.record_exemplar(
+                request.trace.trace_id, now - request.received_ns, queue_ns, compute_ns, wall_ms
+            )
 
     def _finish(self, pending: Pending, outcome: Outcome) -> None:
         if self._ordering is None:
