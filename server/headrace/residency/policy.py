@@ -244,7 +244,6 @@ class ResidencyPolicy:
         model = self._models[name]
         model.stage = Stage.RESIDENT
         model.since_ns = now_ns
-        model.wanted_ns = None
         model.measured = model.memory = nbytes
 
     def load_failed(self, name: str) -> list[str]:
@@ -420,6 +419,8 @@ class ResidencyPolicy:
                 continue
             if any(one.fixed or (one.closed_for is not None and one.name not in mine) for one in models):
                 continue
+            if any(one.wanted_ns is not None and one.closed_for is None for one in models):
+                continue  # who waited for it is about to be let in
             doing = [activity.get(name, _QUIET) for name in group]
             if any(one.bound or (one.busy and not busy) for one in doing):
                 continue
