@@ -37,6 +37,13 @@ async def test_a_completion_is_answered_as_openai_answers_it(door):
     assert call.call.sampling == {"max_tokens": 16, "top_k": 20}
 
 
+async def test_what_keeps_a_caller_with_a_version_reaches_the_data_plane(door):
+    task, call = await door.asked(PATH, ONCE, X_Headrace_Sticky="caller 7")
+    call.say(" upon")
+    await task
+    assert call.request.sticky == b"caller 7"
+
+
 async def test_choices_of_several_prompts_are_in_order_and_counted_once_a_prompt(door):
     task, call = await door.asked(PATH, {**ONCE, "prompt": ["a", [1, 2]], "n": 2, "best_of": 3})
     deltas = [ChoiceDelta(index, str(index), num_tokens=2, finish_reason="stop") for index in (3, 1, 0, 2)]
