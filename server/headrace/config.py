@@ -54,6 +54,7 @@ class MetricsSettings:
     reuse_port: bool
     interval_ms: int
     cpu_metrics: bool
+    gpu_metrics: bool
     counter_latencies: bool
     histogram_latencies: bool
     summary_latencies: bool
@@ -258,6 +259,7 @@ def _build(
             reuse_port=values["reuse-metrics-port"],
             interval_ms=values["metrics-interval-ms"],
             cpu_metrics=values["allow-cpu-metrics"],
+            gpu_metrics=values["allow-gpu-metrics"],
             counter_latencies=metrics["counter_latencies"],
             histogram_latencies=metrics["histogram_latencies"],
             summary_latencies=metrics["summary_latencies"],

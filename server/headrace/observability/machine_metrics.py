@@ -1,4 +1,4 @@
-"""What /proc tells of the machine and of the backend processes, sampled for a scrape; the series of the machine."""
+"""What /proc and NVML tell of the machine and of the backend processes, sampled for a scrape; the series of the machine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.config import MetricsSettings
+from headrace.observability.gpus import Gpus, GpuSample, add_gpus
 from headrace.observability.processes import (
     CpuUtilization,
     ProcessUsage,
@@ -20,20 +21,22 @@ _NS_PER_MS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class MachineSample:
-    """What /proc told at one moment."""
+    """What they told at one moment."""
 
     taken_ns: int
     usage: dict[int, ProcessUsage]
     """By process id; a process that is gone is missing."""
     cpu_utilization: float
     memory: tuple[int, int]
+    gpus: tuple[GpuSample, ...] = ()
 
 
 class MachineMetrics:
-    """Samples /proc at most once an interval, however often it is asked."""
+    """Samples them at most once an interval, however often it is asked."""
 
-    def __init__(self, settings: MetricsSettings) -> None:
+    def __init__(self, settings: MetricsSettings, gpus: Gpus | None = None) -> None:
         self._settings = settings
+        self._gpus = gpus or Gpus()
         self._cpu = CpuUtilization()
         self._lock = threading.Lock()
         self._last: MachineSample | None = None
@@ -47,11 +50,16 @@ class MachineMetrics:
                 return last
             usage = {pid: found for pid in set(pids) if (found := process_usage(pid)) is not None}
             cpu = last.cpu_utilization if last is not None and fresh else self._cpu.sample()
-            self._last = MachineSample(now_ns, usage, cpu, machine_memory())
+            if last is not None and fresh:
+                gpus = last.gpus
+            else:
+                gpus = self._gpus.sample() if self._settings.gpu_metrics else ()
+            self._last = MachineSample(now_ns, usage, cpu, machine_memory(), gpus)
             return self._last
 
     def add(self, snapshot: Snapshot, sample: MachineSample) -> None:
         """Add the series of the machine."""
+        add_gpus(snapshot, sample.gpus)
         if self._settings.cpu_metrics:
             total, used = sample.memory
             for name, help_text, value in (
