@@ -59,7 +59,8 @@ class RegistryControlPlane(Generic[M]):
             except RemoteError as error:
                 raise unavailable(str(error)) from None
         if version is not None:
-            await self._registry.load_version(name, int(version))
+            with self.traffic.pinned(name):
+                await self._registry.load_version(name, int(version))
             return
         if request is None:
             await self._registry.load(name)

@@ -7,6 +7,7 @@ caller named none.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from headrace.types import (
@@ -190,6 +191,10 @@ class TrafficControl(Protocol):
 
         Raises INVALID_ARG with every problem, NOT_FOUND and UNAVAILABLE for a version that does not serve.
         """
+        ...
+
+    def pinned(self, model: str) -> AbstractContextManager[None]:
+        """Return what keeps the default where it is while another version is loaded beside it, and afterwards."""
         ...
 
     def unloading(self, model: str, version: int) -> None:

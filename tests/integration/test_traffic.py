@@ -168,14 +168,20 @@ async def test_one_version_is_loaded_and_unloaded_while_the_others_serve(
         add_version(folder, 2)
         assert await asyncio.to_thread(control, server, "load", "one", version=2) == (200, "")
         assert versions(server, "one") == {"1", "2"}, "the version policy is not asked"
-        assert (await asyncio.to_thread(traffic, server, "one"))["default"] == 2
+        assert (await asyncio.to_thread(traffic, server, "one"))["default"] == 1, "a load moves nobody"
+        assert {outcome.version for outcome in await load.more()} == {"1"}
+        await asyncio.to_thread(traffic, server, "one", {"default": 2})
         assert (await asyncio.to_thread(control, server, "load", "one", version="9"))[0] == 404
-        await load.more()
+        assert {outcome.version for outcome in await load.more()} == {"2"}
+        status, text = await asyncio.to_thread(control, server, "unload", "one", version=2)
+        assert (status, "is the default" in text) == (400, True)
+        await asyncio.to_thread(traffic, server, "one", {"default": 1})
         with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
             request = pb.RepositoryModelUnloadRequest(model_name="one")
             request.parameters["version"].int64_param = 2
             client._client_stub.RepositoryModelUnload(request)
         assert versions(server, "one") == {"1"}
+        await asyncio.to_thread(traffic, server, "one", {"reset": True})
         status, text = await asyncio.to_thread(control, server, "unload", "one", version=1)
         assert (status, "the only one" in text) == (400, True)
     assert [*first.failures(), *load.failures()] == []

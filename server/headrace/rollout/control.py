@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol
 
 from headrace.config import ControlMode
@@ -154,7 +156,8 @@ class TrafficControl:
                 f"switch: versions cannot be loaded or unloaded in model control mode {self._mode.value!r}"
             )
         if load and version not in self._registry.versions(model):
-            await self._registry.load_version(model, version)
+            with self.pinned(model):
+                await self._registry.load_version(model, version)
         await self._until_ready(model, version, float(timeout))
         self._promote(model, version)
         if unload_old and old != version:
@@ -177,6 +180,29 @@ class TrafficControl:
         served = self._registry.get(model, version)
         if not served.ready:
             raise unavailable(f"model '{model}' version {version} is not ready: {served.not_ready_reason}")
+
+    @contextlib.contextmanager
+    def pinned(self, model: str) -> Iterator[None]:
+        """Keep the version that serves by default the default, while another one is loaded beside it and afterwards.
+
+        Otherwise a higher one would get all requests at once. If the load fails, all is as before.
+        """
+        before = self._rollouts.get(model)
+        policy, by_call = self._rollouts.policy(model), before is not None and before.by_call
+        if policy.default is not None or not self._registry.versions(model):
+            yield
+            return
+        pinned = dataclasses.replace(policy, default=self._registry.get(model, LATEST).version)
+        self._rollouts.set(model, pinned)
+        try:
+            yield
+        except BaseException:
+            if self._rollouts.policy(model) is pinned:
+                if by_call:
+                    self._rollouts.set(model, policy)
+                else:
+                    self._rollouts.reset(model)
+            raise
 
     def unloading(self, model: str, version: int) -> None:
         """Note that a version is to be unloaded. Raises INVALID_ARG where it is the default that was set."""

@@ -79,6 +79,8 @@ class GuardWatch:
                 trips.append((name, version, trip))
         self._timer = None
         for name, version, trip in trips:
+            if (name, version) not in self._watched:
+                continue  # taken back already, in a look that the one before it brought about
             self._rollouts.roll_back(name, version, trip.reason, trip.text)
         if self._watched and self._timer is None and not self._closed:
             self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self.look)

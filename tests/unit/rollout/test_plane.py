@@ -18,7 +18,7 @@ from headrace.rollout.rollouts import Rollouts
 from headrace.rollout.service import RolloutService
 from headrace.types import SEQUENCE_START, ServerMetadata
 from headrace_protocol.errors import InferError, unavailable
-from traffic_fakes import Answer, Registry, a_request
+from traffic_fakes import Answer, Registry, Version, a_request
 
 HALF = parse_policy({"default": 1, "weights": {"2": 50}})
 
@@ -180,6 +180,33 @@ async def test_a_switch_gives_up_with_the_reason(setting):
 async def test_versions_are_not_loaded_by_a_switch_where_calls_may_not(setting):
     with pytest.raises(InferError, match="model control mode 'none'"):
         await setting.control.update("m", {"switch": {"version": 2, "unload_old": True}})
+
+
+async def test_a_version_that_is_loaded_beside_others_gets_no_request_until_that_is_said(setting):
+    with setting.control.pinned("m"):
+        setting.registry.models[4] = Version(4)
+    assert setting.control.get("m")["default"] == 3
+    with pytest.raises(InferError), setting.control.pinned("m"):
+        raise unavailable("it does not load")
+    assert setting.control.get("m")["policy"] == {"default": 3}
+
+
+@pytest.mark.parametrize("before", [None, {}, {"sticky_parameter": "user"}])
+async def test_a_load_that_fails_leaves_the_policy_as_it_was(setting, before):
+    if before is not None:
+        setting.rollouts.set("m", parse_policy(before))
+    told = setting.control.get("m")
+    with pytest.raises(InferError), setting.control.pinned("m"):
+        assert setting.control.get("m")["policy"]["default"] == 3
+        raise unavailable("it does not load")
+    assert setting.control.get("m") == told
+
+
+async def test_the_first_version_of_a_model_is_pinned_by_nobody(setting):
+    setting.registry.models.clear()
+    with setting.control.pinned("m"):
+        pass
+    assert setting.rollouts.get("m") is None
 
 
 async def test_a_promotion_ends_weights_and_the_version_s_own_shadow(setting):

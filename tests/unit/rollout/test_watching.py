@@ -121,6 +121,18 @@ async def test_another_weight_goes_on_with_the_same_window_another_guard_does_no
     assert setting.look() == ["error_rate"], "the earlier one"
 
 
+async def test_two_versions_that_fail_at_once_are_taken_back_once_each():
+    setting = Setting({"default": 1})
+    setting.registry.models[3] = Version(3)
+    setting.registry.leased[3] = 0
+    setting.rollouts.set("m", parse_policy({**POLICY, "weights": {"2": 10, "3": 10}}))
+    setting.fail(2, 30)
+    setting.fail(3, 30)
+    assert setting.look() == ["error_rate", "error_rate"]
+    assert setting.rollouts.get("m").rolled_back["error_rate"] == 2
+    setting.watch.close()
+
+
 async def test_it_looks_by_itself(monkeypatch):
     monkeypatch.setattr(module, "PERIOD_S", 0.01)
     setting = Setting()

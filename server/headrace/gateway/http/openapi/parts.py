@@ -27,7 +27,7 @@ PARAMETERS: Final[dict[str, Schema]] = {
         "name": "version",
         "in": "path",
         "required": True,
-        "description": "A version of the model. Without one the highest that is ready is meant.",
+        "description": "A version of the model. Without one the traffic policy says which, else the highest is meant.",
         "schema": {"type": "string", "pattern": "^[0-9]{1,18}$"},
         "example": "1",
     },
