@@ -8,8 +8,8 @@ import json
 import sys
 from pathlib import Path
 
-SAMPLING = {"temperature": 0.2, "top_p": 0.9}
-"""What the model's makers recommend; the file does not say it, and by OpenAI's defaults so small a model soon talks nonsense."""
+SAMPLING = {"temperature": 0.2, "top_p": 0.9, "max_new_tokens": 512}
+"""What the makers recommend, which the file does not say; by OpenAI's defaults so small a model talks nonsense, without end."""
 
 
 def weights() -> Path:
