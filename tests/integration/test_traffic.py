@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from headrace_protocol._generated import grpc_service_pb2 as pb
 from traffic_models import ROW, add_version, add_versions, post, traffic, try_traffic, weights
 
 FLAGS = ("--model-control-mode=explicit", "--load-model=m", "--backend-restart-limit=1000")
+PYTHON_MODELS = Path(__file__).parents[1] / "python_models"
 BODY = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 3], "data": [1, 1, 1]}]}
 
 
@@ -344,3 +346,30 @@ def test_a_stream_s_requests_are_shared_too(fresh: RunningServer) -> None:
             client.async_stream_infer("m", [tensor])
         client.stop_stream()
     assert 8 <= found.count("2") <= 12
+
+
+def test_a_sequence_stays_with_its_version_while_weights_change(server: RunningServer, repository: Path) -> None:
+    folder = Path(shutil.copytree(PYTHON_MODELS / "seq_acc", repository / "sums"))
+    shutil.copytree(folder / "1", folder / "2")
+    written = (folder / "config.pbtxt").read_text()
+    (folder / "config.pbtxt").write_text(
+        written.replace("max_candidate_sequences: 2", "max_candidate_sequences: 16").replace("1000000", "60000000")
+        + "version_policy { all {} }"
+    )
+    assert control(server, "load", "sums") == (200, "")
+    traffic(server, "sums", {"default": 1, "weights": {"2": 50}})
+
+    def add(sequence: int, number: int, **flags: bool) -> tuple[str, int]:
+        tensor = {"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [number]}
+        body = {"inputs": [tensor], "parameters": {"sequence_id": sequence, **flags}}
+        status, told = post(server, "/v2/models/sums/infer", body)
+        assert status == 200, told
+        return told["model_version"], told["outputs"][0]["data"][0]
+
+    begun = {sequence: add(sequence, sequence, sequence_start=True)[0] for sequence in range(1, 13)}
+    assert set(begun.values()) == {"1", "2"}
+    traffic(server, "sums", {"rollback": True})
+    for sequence, version in begun.items():
+        assert add(sequence, 100) == (version, sequence + 100)
+        assert add(sequence, 1, sequence_end=True) == (version, sequence + 101)
+    assert {add(sequence, 1, sequence_start=True, sequence_end=True)[0] for sequence in range(50, 60)} == {"1"}
