@@ -61,6 +61,7 @@ from headrace.repository.remote import Mirrors, RemoteError, RemoteRepository
 from headrace.repository.uploads import UploadStore
 from headrace.repository.watcher import RepositoryWatcher
 from headrace.residency.keeper import Keeper
+from headrace.residency.metrics import add_residency
 from headrace.residency.planes import ResidentControlPlane, ResidentDataPlane
 from headrace.response_cache import LocalCache, ResponseCache
 from headrace.rollout.control import TrafficControl
@@ -340,8 +341,14 @@ class Server:
 
     def _add_to(self, snapshot: Snapshot) -> None:
         self._rollout.add_to(snapshot)
+        if self._config.allow_http:
+            open_now, most, refused = self._http.connections
+            snapshot.gauge("headrace_http_connections", "HTTP connections that are open", {}, open_now)
+            snapshot.gauge("headrace_http_connections_limit", "HTTP connections that may be open", {}, most)
+            help_text = "HTTP connections that were one too many"
+            snapshot.counter("headrace_http_connections_refused_total", help_text, {}, refused)
         if self._keeper is not None:
-            self._keeper.add_to(snapshot)
+            add_residency(snapshot, self._keeper)
 
     async def run(self) -> int:
         """Serve until a signal; return the exit status. Raises StartError where it cannot start."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import signal
 import socket
@@ -261,3 +262,23 @@ def test_infer_without_a_server_says_so(door: str) -> None:
     assert ended.returncode == 1
     assert str(port) in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_connections_beyond_the_limit_are_refused_and_counted(tmp_path):
+    add_identity(tmp_path, "m")
+    with running(tmp_path, "--http-max-connections=2") as server, contextlib.ExitStack() as stack:
+        while "headrace_http_connections 0.0" not in server.metrics():
+            time.sleep(0.02)  # that of the probe is still being closed
+        host, port = server.http.split(":")
+        held = [stack.enter_context(contextlib.closing(http.client.HTTPConnection(host, int(port)))) for _ in range(3)]
+        statuses = []
+        for connection in held:
+            connection.request("GET", "/v2/health/ready")
+            answer = connection.getresponse()
+            answer.read()
+            statuses.append(answer.status)
+        assert statuses == [200, 200, 503]
+        told = server.metrics()
+        assert "headrace_http_connections_limit 2.0" in told
+        assert "headrace_http_connections_refused_total 1.0" in told
+        server.wait_for_log("HTTP connections are refused: 2 are open")

@@ -95,6 +95,12 @@ class HttpGateway:
             connections, address, settings.port, backlog=settings.backlog, reuse_port=reuse, **tls
         )
 
+    @property
+    def connections(self) -> tuple[int, int, int]:
+        """How many connections are open, may be, and were refused since the start."""
+        found = self._connections
+        return (0, 0, 0) if found is None else (len(found.open), found.most, found.refused)
+
     def leave(self) -> None:
         """Ask clients to go: each connection ends with its next answer. New ones are taken still."""
         if self._connections is not None:

@@ -42,17 +42,19 @@ class Connections:
         self.leaving = False
         """Whether each answer asks its client to come back by another connection, which may be to another server."""
         self._all_closed = asyncio.Event()
-        self._most: Final = settings.max_connections or default_max_connections()
-        text = f"the server has {self._most} connections, and takes no more"
+        self.most: Final = settings.max_connections or default_max_connections()
+        text = f"the server has {self.most} connections, and takes no more"
         self._refusal: Final = Answer(error_body(text), 503, headers={"Retry-After": "1"}, close=True)
         self._warn_at = -inf
+        self.refused = 0
+        """Connections that were one too many, since the start."""
 
     def __call__(self) -> Connection:
         return Connection(self)
 
     def opened(self, connection: Connection) -> None:
         self.open.add(connection)
-        if len(self.open) > self._most:
+        if len(self.open) > self.most:
             self._refuse(connection)
             return
         if self.stopping:
@@ -65,11 +67,12 @@ class Connections:
 
     def _refuse(self, connection: Connection) -> None:
         """Tell the client, unless so many are being told already that telling would take the descriptors of others."""
+        self.refused += 1
         now = self.loop.time()
         if now >= self._warn_at:
             self._warn_at = now + _WARN_EVERY_S
-            _log.warning("HTTP connections are refused: %d are open, the limit (--http-max-connections)", self._most)
-        if len(self.open) > self._most + _REFUSED_AT_ONCE:
+            _log.warning("HTTP connections are refused: %d are open, the limit (--http-max-connections)", self.most)
+        if len(self.open) > self.most + _REFUSED_AT_ONCE:
             connection.drop()
         else:
             connection.refuse(self._refusal)
