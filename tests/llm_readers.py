@@ -32,8 +32,6 @@ from scripted_engine import script
 MODEL = "talker"
 DOORS = ("chat", "completion", "generate_stream", "grpc")
 WAYS = ("fast", "slow", "stops", "late", "leaves")
-LATE_S = 1.0
-"""Seconds for which who is late reads nothing."""
 LIMIT_S = 60.0
 """No round takes as long, on a busy machine too; whoever hangs would do so for ever."""
 _SAYS = "abcdefghij"
@@ -110,22 +108,22 @@ class Readers:
         self._server = server
         self._kept: dict[bool, list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]] = {False: [], True: []}
 
-    async def run(self, plans: Sequence[Plan], late: asyncio.Event | None = None) -> list[Follower]:
-        """Have all of them read at once; those who are late begin at `late`, or after LATE_S.
+    async def run(self, plans: Sequence[Plan]) -> list[Follower]:
+        """Have all of them read at once; those who are late begin once the engine has said everything.
 
         Raises AssertionError where one does not end, with what the processes do then.
         """
-        followers = [Follower(plan) for plan in plans]
-        if late is None:
-            late = asyncio.Event()
-            asyncio.get_running_loop().call_later(LATE_S, late.set)
+        followers, late = [Follower(plan) for plan in plans], asyncio.Event()
+        wanted = self._said() + sum(plan.tokens for plan in plans if plan.way != "leaves")
         async with grpc.aio.insecure_channel(self._server.grpc, [("grpc.use_local_subchannel_pool", 1)]) as channel:
             tasks = [asyncio.create_task(each.follow(self._opened(each.plan, channel), late)) for each in followers]
+            said = asyncio.create_task(self._tell_late(late, wanted))
             _, hung = await asyncio.wait(tasks, timeout=LIMIT_S)
             report = await asyncio.to_thread(self._report) if hung else ""
             for task in hung:
                 task.cancel()
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            said.cancel()
         waiting = [str(each) for each, task in zip(followers, tasks, strict=True) if task in hung]
         assert not waiting, "\n".join(["these streams do not end:", *waiting, report])
         failed = [outcome for outcome in outcomes if outcome is not None]
@@ -220,6 +218,14 @@ class Readers:
             wait_until("nothing is left", lambda: not any(self._left().values()), 20)
         left = self._left()
         assert not any(left.values()), f"left behind: {left}\n{self._report()}"
+
+    async def _tell_late(self, late: asyncio.Event, wanted: float) -> None:
+        """Set `late` once the engine has said `wanted` tokens, which it does whether anybody reads or not."""
+        await asyncio.to_thread(wait_until, "all is said", lambda: self._said() >= wanted, LIMIT_S)
+        late.set()
+
+    def _said(self) -> float:
+        return figure(self._server, "headrace_llm_generation_tokens_total", MODEL)
 
     def _left(self) -> dict[str, float]:
         with urllib.request.urlopen(f"http://{self._server.http}/load", timeout=10) as answer:
