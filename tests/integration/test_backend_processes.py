@@ -34,7 +34,7 @@ output [ { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] } ]
 """
 TELLING = '''
 """Tells of its process: 0 = variables, 1 = descriptors, 2 = limits; more = takes so many bytes, and tells what it got."""
-import json, os, resource
+import ctypes, json, os, resource
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -57,7 +57,12 @@ class TritonPythonModel:
         responses = []
         for request in requests:
             what = int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0])
-            if what < 3:
+            if what < 0:  # as native code that does not look whether it got the memory
+                libc = ctypes.CDLL(None)
+                libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+                ctypes.memset(libc.malloc(-what), 1, 4096)
+                told = -what
+            elif what < 3:
                 told = [lambda: dict(os.environ), descriptors, limits][what]()
             else:
                 told = len(bytearray(what))
@@ -214,6 +219,11 @@ def test_a_model_that_takes_more_than_its_share_fails_alone(tmp_path):
             assert "MemoryError" in str(error), error
             assert ask(server, 10 * mib, model) == (200, 10 * mib), "the next request finds room"
         assert {process.pid for process in server.backends()} == pids, "nobody else noticed"
+        assert ask(server, -10 * mib, "small") == (200, 10 * mib)
+        assert ask(server, -500 * mib, "small")[0] == 503, "it died of that"
+        server.wait_status("/v2/models/small/ready", 200)
+        assert ask(server, 10 * mib, "small") == (200, 10 * mib), "and was started again"
+        assert len({process.pid for process in server.backends()} & pids) == 1, "the other one goes on"
         states = {entry["name"]: entry.get("reason", "") for entry in call(server, "/v2/repository/index", {})[1]}
         assert f"memory limit of {2 * mib} bytes is no more than what it takes before" in states["greedy"]
         assert "parameters.memory_limit_bytes: expected a number of bytes" in states["wrong"]
