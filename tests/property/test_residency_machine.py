@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace.residency.policy import (
+from headrace.residency.decisions import (
     Activity,
     Close,
     Evict,
@@ -12,11 +12,11 @@ from headrace.residency.policy import (
     Refuse,
     Reload,
     Reopen,
-    ResidencyPolicy,
     Settings,
     Stage,
     Traits,
 )
+from headrace.residency.policy import ResidencyPolicy
 
 BUDGET = 12
 STAY_NS, PATIENCE_NS = 100, 300
@@ -48,7 +48,9 @@ class ResidencyMachine(RuleBasedStateMachine):
 
     def activity(self) -> dict[str, Activity]:
         return {
-            name: Activity(self.used[name], bool(self.running.get(name)) or name in self.sequences, name in self.sequences)
+            name: Activity(
+                self.used[name], bool(self.running.get(name)) or name in self.sequences, name in self.sequences
+            )
             for name in NAMES
             if self.stage[name] == "resident"
         }

@@ -16,6 +16,7 @@ from headrace.repository.layout import ModelLayout
 from headrace.repository.model_config import ConfigError, Problem
 from headrace.repository.overlay import Overlay
 from headrace.repository.planning import choose_versions, members_of
+from headrace.types import ModelMetadata
 from headrace_protocol._generated import model_config_pb2 as pb
 
 PINNED: Final = "pinned"
@@ -43,6 +44,17 @@ class Entry:
     """How long its queue policy lets requests wait; 0 = for ever."""
     problem: str = ""
     """Why it cannot be loaded, as far as that is known."""
+
+
+class Known:
+    """What a model told of itself when it was last in memory."""
+
+    __slots__ = ("config", "decoupled", "metadata")
+
+    def __init__(self, metadata: ModelMetadata, config: pb.ModelConfig, *, decoupled: bool) -> None:
+        self.metadata = metadata
+        self.config = config
+        self.decoupled = decoupled
 
 
 def study(layout: ModelLayout, config_name: str | None, overlay: Overlay | None, pins: Iterable[str]) -> Entry:

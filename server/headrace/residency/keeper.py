@@ -7,23 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
 from headrace.clock import Clock
 from headrace.instances.loaded_model import LoadedModel
-from headrace.observability.processes import process_usage
-from headrace.observability.snapshot import Snapshot
-from headrace.repository import layout as layouts
-from headrace.repository.layout import ModelLayout, RepositorySnapshot
+from headrace.repository.layout import RepositorySnapshot
 from headrace.repository.overlay import Overlay
 from headrace.repository.registry import ModelRegistry
-from headrace.residency.catalogue import Entry, study
-from headrace.residency.costs import Costs
-from headrace.residency.options import ResidencyOptions
-from headrace.residency.policy import (
-    Activity,
+from headrace.residency.catalogue import Entry, Known
+from headrace.residency.decisions import (
     Close,
     Decision,
     Evict,
@@ -31,14 +25,16 @@ from headrace.residency.policy import (
     Refuse,
     Reload,
     Reopen,
-    ResidencyPolicy,
     Settings,
     Stage,
-    Traits,
 )
-from headrace.residency.waiting import Waiter, WaitingRoom
+from headrace.residency.failures import Failures
+from headrace.residency.options import ResidencyOptions
+from headrace.residency.policy import ResidencyPolicy
+from headrace.residency.readings import Readings
+from headrace.residency.shelf import Shelf
+from headrace.residency.waiting import Waiter, WaitingRoom, no_room
 from headrace.types import LATEST, ModelMetadata
-from headrace_protocol._generated import model_config_pb2 as pb
 from headrace_protocol.errors import FailureReason, InferError, not_found, unavailable
 
 _log = logging.getLogger("headrace.residency")
@@ -47,33 +43,7 @@ TICK_S: Final = 0.02
 """Seconds between two looks while somebody waits: models become idle and deadlines pass without telling."""
 MEASURE_S: Final = 1.0
 """Seconds between two measurements of what models take."""
-_FIRST_PAUSE_NS: Final = 1_000_000_000
-_LONGEST_PAUSE_NS: Final = 60_000_000_000
-"""How long a model that failed to load is not tried again: doubled with each failure."""
-
 How = Callable[[], Awaitable[None]]
-
-
-class _Failure:
-    """Why a model is not loaded again just now."""
-
-    __slots__ = ("pause_ns", "reason", "until_ns")
-
-    def __init__(self, reason: str, pause_ns: int, now_ns: int) -> None:
-        self.reason = reason
-        self.pause_ns = pause_ns
-        self.until_ns = now_ns + pause_ns
-
-
-class Known:
-    """What a model told of itself when it was last in memory."""
-
-    __slots__ = ("config", "decoupled", "metadata")
-
-    def __init__(self, metadata: ModelMetadata, config: pb.ModelConfig, *, decoupled: bool) -> None:
-        self.metadata = metadata
-        self.config = config
-        self.decoupled = decoupled
 
 
 class Keeper:
@@ -93,22 +63,22 @@ class Keeper:
         self._options = options
         self._registry = registry
         self._now_ns = clock.now_ns
-        self._study = partial(study, config_name=config_name, overlay=overlay, pins=options.pins)
+        self.shelf: Final = Shelf(registry.repositories, config_name, overlay, options.pins)
         self._explicit = explicit
         self.policy: Final = ResidencyPolicy(
             Settings(options.budget, min_residence_ns=int(options.min_residence_s * 1e9))
         )
         self.room: Final = WaitingRoom()
-        self.entries: Final[dict[str, Entry]] = {}
-        self.known: Final[dict[str, Known]] = {}
+        self.entries: Final = self.shelf.entries
+        self.known: Final = self.shelf.known
         self.absent: Final[set[str]] = set()
         """Models to which requests have to wait."""
         self.used: Final[dict[str, int]] = {}
         """Of the models in memory, when the last request came."""
-        self._costs = Costs()
         self._barred: set[str] = set()
         """Models that a call unloaded: they stay away until a call loads them."""
-        self._failures: dict[str, _Failure] = {}
+        self._failures = Failures()
+        self._readings = Readings(registry)
         self._how: dict[str, How] = {}
         self._outcomes: dict[str, asyncio.Future[None]] = {}
         """Of loads that are not made for requests."""
@@ -121,6 +91,8 @@ class Keeper:
         self.describe: Callable[[str, int], ModelMetadata] | None = None
         """Tells what a model that serves is like, for the time when it is away."""
         self.started = False
+        self.budget: Final = options.budget
+        self.wait_ns: Final = int(options.wait_s * 1e9)
         self.loads = self.evictions = 0
         registry.takes_over = self.applied
         registry.on_change = self._changed
@@ -130,7 +102,7 @@ class Keeper:
     async def start(self, named: Iterable[str] = ()) -> dict[str, str]:
         """Learn what there is, and load what is pinned or named; return those that failed, with the reasons."""
         if self._explicit:
-            await self._learn(await asyncio.to_thread(layouts.scan, self._registry.repositories))
+            await self._learn(await self.shelf.scan())
         elif self._registry.snapshot is not None:
             await self._learn(self._registry.snapshot)
         failed: dict[str, str] = {}
@@ -162,16 +134,6 @@ class Keeper:
 
     # --- for requests -------------------------------------------------------------------------------------------------
 
-    def expires_ns(self, name: str, received_ns: int, timeout_us: int) -> int:
-        """Return until when a request may wait for its model."""
-        waits = [int(self._options.wait_s * 1e9)]
-        if timeout_us > 0:
-            waits.append(timeout_us * 1000)
-        entry = self.entries.get(name)
-        if entry is not None and entry.timeout_ns:
-            waits.append(entry.timeout_ns)
-        return received_ns + min(waits)
-
     def join(self, waiter: Waiter) -> None:
         """Let a request wait for its model, and have that loaded. Raises UNAVAILABLE where that is known to be in vain."""
         reason = self.why_not(waiter.model)
@@ -196,9 +158,9 @@ class Keeper:
             member = f"model {name!r} needs model {one!r}: " if one != name else ""
             if entry is not None and entry.problem:
                 return f"{member}model {one!r} failed to load: {entry.problem}"
-            failure = self._failures.get(one)
-            if failure is not None and failure.until_ns > now:
-                return member + failure.reason
+            failure = self._failures.reason(one, now)
+            if failure:
+                return member + failure
             if one in self._barred:
                 return f"{member}model {one!r} was unloaded"
         return ""
@@ -212,7 +174,7 @@ class Keeper:
         """
         await self._learn_one(name)
         self._barred.discard(name)
-        self._failures.pop(name, None)
+        self._failures.forget(name)
         while (other := self._outcomes.get(name)) is not None or self._moving(name):
             await asyncio.wait([other], timeout=TICK_S) if other is not None else await asyncio.sleep(TICK_S)
         outcome = self._outcomes[name] = asyncio.get_running_loop().create_future()
@@ -226,7 +188,7 @@ class Keeper:
         try:
             await asyncio.wait([outcome], timeout=self._options.wait_s)
             if not outcome.done() and self.policy.stage(name) not in (Stage.LOADING, Stage.RELOADING):
-                raise unavailable(self._no_room(name))
+                raise unavailable(no_room(name, self.budget))
             await outcome
         finally:
             self._outcomes.pop(name, None)
@@ -255,8 +217,7 @@ class Keeper:
             self._spawn(self._learn(snapshot), "look at models")
 
     async def _learn(self, snapshot: RepositorySnapshot) -> None:
-        new = [found for name, found in snapshot.models.items() if self._news(name, found)]
-        for entry in await asyncio.to_thread(lambda: [self._study(found) for found in new]):
+        for entry in await self.shelf.news(snapshot):
             self._put(entry)
         for name in self.entries.keys() - snapshot.models.keys():
             self._forget(name)
@@ -264,23 +225,18 @@ class Keeper:
 
     async def _learn_one(self, name: str) -> None:
         """Look at one model again before a call loads it."""
-        found = await asyncio.to_thread(layouts.scan_model, self._registry.repositories, name)
-        if found is None:
-            if name not in self.policy:
-                self.policy.put(name, Traits(self._costs.guess("", 0)))
-        elif self._news(name, found):
-            self._put(await asyncio.to_thread(self._study, found), renew=False)
-
-    def _news(self, name: str, found: ModelLayout) -> bool:
-        entry = self.entries.get(name)
-        return entry is None or entry.layout != found
+        entry = await self.shelf.news_of(name)
+        if entry is not None:
+            self._put(entry, renew=False)
+        elif name not in self.policy:
+            self.policy.put(name, self.shelf.stranger())
 
     def _put(self, entry: Entry, *, renew: bool = True) -> None:
         name = entry.layout.name
         changed = name in self.entries
         self.entries[name] = entry
-        self._failures.pop(name, None)
-        self.policy.put(name, Traits(self._estimate(entry), entry.pinned, entry.members), changed=changed)
+        self._failures.forget(name)
+        self.policy.put(name, self.shelf.traits(entry), changed=changed)
         if changed:
             self.known.pop(name, None)
             if renew and self.policy.stage(name) is Stage.RESIDENT:
@@ -290,17 +246,10 @@ class Keeper:
             self.policy.want(name, self._now_ns())
         self._refresh(name)
 
-    def _estimate(self, entry: Entry) -> int:
-        if entry.members:
-            return 0
-        if entry.memory_bytes is not None:
-            return entry.memory_bytes
-        return self._costs.guess(entry.backend, entry.file_bytes)
-
     def _forget(self, name: str) -> None:
         del self.entries[name]
         self.known.pop(name, None)
-        self._failures.pop(name, None)
+        self._failures.forget(name)
         self._barred.discard(name)
         self._asked_for.discard(name)
         self._fail_all(name, not_found(f"model {name!r} is not in any model repository of this server any more"))
@@ -328,22 +277,13 @@ class Keeper:
         for waiter in self.room.expired(now):
             self._unwant(waiter.model)
             self._tell(waiter.on_error, unavailable(self._late(waiter.model), FailureReason.REJECTED))
-        for decision in self.policy.decide(now, self._activity()):
+        for decision in self.policy.decide(now, self._readings.activity(self.policy.names(Stage.RESIDENT), self.used)):
             self._obey(decision)
         for name in self.room.models():
             if name in self.policy and self.policy.open(name):
                 self._let_in(name)
         if self.policy.wanting or self.room.count:
             self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
-
-    def _activity(self) -> Mapping[str, Activity]:
-        found = {}
-        for name in self.policy.names(Stage.RESIDENT):
-            models = self._registry.models_of(name)
-            busy = any(self._registry.leases(model) for model in models)
-            bound = any(model.sequences is not None and model.sequences.active > 0 for model in models)
-            found[name] = Activity(self.used.get(name, 0), busy, bound)
-        return found
 
     def _obey(self, decision: Decision) -> None:
         name = decision.name
@@ -378,7 +318,7 @@ class Keeper:
             raise
         else:
             nbytes = await self._measure(name)
-            self._failures.pop(name, None)
+            self._failures.forget(name)
             self.policy.loaded(name, nbytes, self._now_ns())
             self._remember(name)
             self._conclude(name, None)
@@ -397,9 +337,7 @@ class Keeper:
 
     def _load_failed(self, name: str, error: InferError, *, by_call: bool = False) -> None:
         if not by_call:  # whose parameters may be what is wrong
-            before = self._failures.get(name)
-            pause = _FIRST_PAUSE_NS if before is None else min(2 * before.pause_ns, _LONGEST_PAUSE_NS)
-            self._failures[name] = _Failure(error.message, pause, self._now_ns())
+            self._failures.note(name, error.message, self._now_ns())
         hopeless = self.policy.load_failed(name)
         for other in {name, *hopeless}:
             needs = "" if other == name else f"model {other!r} needs model {name!r}: "
@@ -483,40 +421,24 @@ class Keeper:
     def _late(self, name: str) -> str:
         if any(self.policy.stage(one) is Stage.LOADING for one in self.policy.closure(name)):
             return f"model {name!r} is being loaded, which takes longer than the request may wait"
-        return self._no_room(name)
-
-    def _no_room(self, name: str) -> str:
-        return (
-            f"there is no room for model {name!r} in the {self._options.budget} bytes of memory for models: "
-            "what is in memory is pinned, or has requests in it"
-        )
+        return no_room(name, self.budget)
 
     # --- measuring ----------------------------------------------------------------------------------------------------
 
     async def _measure_always(self) -> None:
         while True:
             await asyncio.sleep(MEASURE_S)
-            names = self.policy.names(Stage.RESIDENT)
-            pids = {name: self._pids(name) for name in names}
-            for name, nbytes in (await asyncio.to_thread(_measure_all, pids)).items():
-                if pids[name] == self._pids(name):
-                    self.policy.measured(name, nbytes)
-            if self.policy.used > self._options.budget:
+            for name, nbytes in (await self._readings.memory(self.policy.names(Stage.RESIDENT))).items():
+                self.policy.measured(name, nbytes)
+            if self.policy.used > self.budget:
                 self.poke()
 
     async def _measure(self, name: str) -> int:
         """Return the bytes that a model takes now, and learn from that."""
-        found = await asyncio.to_thread(_measure_all, {name: self._pids(name)})
-        entry = self.entries.get(name)
-        if entry is not None and entry.backend:
-            self._costs.learn(entry.backend, entry.file_bytes, found[name])
-            for other, about in self.entries.items():
-                if about.backend == entry.backend:
-                    self.policy.put(other, Traits(self._estimate(about), about.pinned, about.members))
-        return found[name]
-
-    def _pids(self, name: str) -> list[int]:
-        return [pid for model in self._registry.models_of(name) for pid in model.pids()]
+        nbytes = (await self._readings.memory([name])).get(name, self.policy.memory().get(name, 0))
+        for entry in self.shelf.measured(name, nbytes):
+            self.policy.put(entry.layout.name, self.shelf.traits(entry))
+        return nbytes
 
     def _spawn(self, work: Any, name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)
@@ -527,26 +449,3 @@ class Keeper:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("%s failed: %s", task.get_name(), error, exc_info=error)
-
-    # --- what is told -------------------------------------------------------------------------------------------------
-
-    def add_to(self, snapshot: Snapshot) -> None:
-        """Add what the metrics tell of it."""
-        budget = self._options.budget
-        snapshot.gauge("headrace_model_memory_budget_bytes", "Memory for models, at most", {}, budget)
-        for name, nbytes in self.policy.memory().items():
-            help_text = "Memory that counts against the budget, measured or expected, by model"
-            snapshot.gauge("headrace_model_memory_bytes", help_text, {"model": name}, nbytes)
-        snapshot.counter("headrace_model_evictions_total", "Models unloaded to make room", {}, self.evictions)
-        snapshot.counter("headrace_model_on_demand_loads_total", "Loads begun for requests or calls", {}, self.loads)
-        help_text = "Requests that wait for their models to be loaded"
-        snapshot.gauge("headrace_model_waiting_requests", help_text, {}, self.room.count)
-
-
-def _measure_all(pids: Mapping[str, Collection[int]]) -> dict[str, int]:
-    """Return the bytes that the processes of each model take; pages shared with others count in part. Blocking."""
-    found = {}
-    for name, numbers in pids.items():
-        usages = [usage for pid in numbers if (usage := process_usage(pid)) is not None]
-        found[name] = sum(usage.rss_bytes if usage.pss_bytes is None else usage.pss_bytes for usage in usages)
-    return found

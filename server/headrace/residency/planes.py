@@ -17,8 +17,9 @@ from headrace.instances.loaded_model import LoadedModel
 from headrace.instances.served_model import InstancePool
 from headrace.planes import Cancellable, LoadParameters, NotInMemoryError, Outcome
 from headrace.repository.lifecycle import UNLOADED, VersionState
-from headrace.residency.keeper import Keeper, Known
-from headrace.residency.policy import Stage
+from headrace.residency.catalogue import Known
+from headrace.residency.decisions import Stage
+from headrace.residency.keeper import Keeper
 from headrace.residency.waiting import Waiter
 from headrace.types import (
     LATEST,
@@ -226,7 +227,7 @@ class ResidentDataPlane:
         waiting = WaitingRequest(self, request, done, begin)
         name = request.model_name
         nbytes = sum(len(tensor.data) for tensor in request.inputs)
-        expires_ns = self._keeper.expires_ns(name, request.received_ns, request.timeout_us)
+        expires_ns = self._expires_ns(name, request.received_ns, request.timeout_us)
         waiter = Waiter(name, expires_ns, nbytes, waiting.there, waiting.fail)
         try:
             self._check_version(name, request.model_version)
@@ -246,6 +247,12 @@ class ResidentDataPlane:
         goes_on = request.nested or (request.correlation_id and not request.flags & SEQUENCE_START)
         return bool(goes_on) and self._keeper.policy.stage(request.model_name) is Stage.RESIDENT
 
+    def _expires_ns(self, name: str, received_ns: int, timeout_us: int) -> int:
+        """Return until when a request may wait for its model: by its own timeout, and by that of the model's queue."""
+        own = timeout_us * 1000 if timeout_us > 0 else self._keeper.wait_ns
+        of_queue = self._keeper.entries[name].timeout_ns
+        return received_ns + (min(own, of_queue) if of_queue else own)
+
     def _check_version(self, name: str, version: int) -> None:
         versions = self._keeper.entries[name].layout.versions
         if version != LATEST and version not in versions:
@@ -261,7 +268,7 @@ class ResidentDataPlane:
 
     def _bring(self, name: str, there: Callable[[], None], failed: Callable[[InferError], None]) -> Cancellable:
         """See planes.NotInMemoryError."""
-        waiter = Waiter(name, self._keeper.expires_ns(name, self._now_ns(), 0), 0, there, failed)
+        waiter = Waiter(name, self._expires_ns(name, self._now_ns(), 0), 0, there, failed)
         self._keeper.join(waiter)
         return _Leaving(self._keeper, waiter)
 

@@ -99,3 +99,11 @@ class WaitingRoom:
         self._gone_of(waiter)
         if not self._queues[waiter.model]:
             del self._queues[waiter.model]
+
+
+def no_room(model: str, budget: int) -> str:
+    """Return why nothing leaves for a model."""
+    return (
+        f"there is no room for model {model!r} in the {budget} bytes of memory for models: "
+        "what is in memory is pinned, or has requests in it"
+    )
