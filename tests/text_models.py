@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import numpy as np
 
+from headrace.gateway.http.settings import HttpSettings
 from headrace.types import InferenceRequest, InferenceResponse, ModelMetadata, OutputTensor, TensorMetadata
 from headrace_protocol import datatype as dt
 from headrace_protocol._generated import model_config_pb2 as pb
@@ -139,9 +140,9 @@ class TextDoor(OpenAIDoor):
 
 
 @contextlib.asynccontextmanager
-async def opened() -> AsyncIterator[TextDoor]:
+async def opened(settings: HttpSettings = SETTINGS) -> AsyncIterator[TextDoor]:
     """Start a door; stop it when the block ends. Every answer that a model gave has to be released by then."""
-    door = TextDoor(SETTINGS, TextPlane())
+    door = TextDoor(settings, TextPlane())
     door.port = await door.gateway.start()
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{door.port}", auto_decompress=False) as door.client:

@@ -6,13 +6,17 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from headrace.access.caller import Caller, Grant, Role
+from headrace.gateway.gatekeeper import Gatekeeper
 from headrace.types import TensorMetadata
 from headrace_protocol import datatype as dt
 from headrace_protocol.errors import ErrorCode, FailureReason, InferError
+from http_door import SETTINGS
 from text_models import MODELS, TextDoor, opened, tell_vectors
 
 PATH = "/v1/embeddings"
@@ -83,6 +87,18 @@ async def test_a_model_that_takes_a_text_at_a_time_is_asked_by_a_few_requests_at
     assert answer["usage"] == {"prompt_tokens": 0, "total_tokens": 0}
     assert len(door.data.requests) == 40
     assert door.data.most_under_way == 16
+
+
+async def test_a_request_of_many_texts_counts_once_for_its_caller():
+    caller = Caller(Grant("some", frozenset({Role.INFER})), 0)
+
+    class OnlyOne:
+        anonymous = caller
+
+    async with opened(replace(SETTINGS, gatekeeper=Gatekeeper(OnlyOne()))) as door:
+        status, _, answer = await door.post(PATH, {"model": "single", "input": ["a"] * 3})
+        assert status == 200, answer
+        assert [request.caller for request in door.data.requests] == [caller, None, None]
 
 
 async def test_one_text_that_fails_is_the_answer_and_the_rest_is_cancelled(door):

@@ -84,7 +84,6 @@ class TextRows:
         request.trace_context = exchange.http.text(headers.TRACEPARENT)
         if not start:
             request.caller = exchange.http.caller  # counted once, as its client asked once
-        request.caller = exchange.http.caller
         request.sticky = exchange.http.sticky
         for (name, shape), column in zip(model.inputs, self._columns, strict=True):
             texts = column[start : start + model.max_rows]
