@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
+from headrace.access.caller import Caller, Grant, Limits, Role
+from headrace.gateway.gatekeeper import Gatekeeper
 from headrace.gateway.http.openai import call as calls
 from headrace_protocol.errors import ErrorCode, InferError
 from headrace_protocol.generation import ChoiceDelta, GenerationEvent, PromptTold
+from http_door import SETTINGS
 from openai_door import OpenAIDoor, opened
 
 CHAT = "/v1/chat/completions"
@@ -50,6 +54,31 @@ async def test_a_failure_after_the_first_token_is_an_event_and_ends_the_stream(d
     assert json.loads(error.removeprefix("data: "))["error"]["message"] == "the backend is gone"
     assert done == "data: [DONE]"
     assert call.unread == 0
+
+
+class Charged(Caller):
+    """A caller whose tokens are limited, and what it was charged."""
+
+    def __init__(self) -> None:
+        super().__init__(Grant("some", frozenset({Role.INFER}), limits=Limits(tokens_per_minute=100)), 0)
+        self.charges: list[int] = []
+
+    def charge(self, tokens: int, now_ns: int) -> None:
+        self.charges.append(tokens)
+
+
+@DOORS
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_call_that_fails_is_charged_for_what_it_told(path, body, stream):
+    class OnlyOne:
+        anonymous = Charged()
+
+    async with opened(replace(SETTINGS, gatekeeper=Gatekeeper(OnlyOne()))) as door:
+        task, call = await begun(door, path, {**body, "stream": stream})
+        call.tell(ChoiceDelta(0, "a", num_tokens=1), prompts=(PromptTold(3),))
+        call.fail(InferError(ErrorCode.UNAVAILABLE, "the backend is gone"))
+        await task
+    assert OnlyOne.anonymous.charges == [4]
 
 
 @DOORS

@@ -122,6 +122,7 @@ class CallAnswer:
         """Take the next outcome of the call."""
         if isinstance(outcome, InferError):
             self.under_way = None
+            self._exchange.settle()
             self._done(self._exchange.failure(outcome))
             return
         final = outcome.final

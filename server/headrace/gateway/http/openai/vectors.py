@@ -140,6 +140,7 @@ class _LanguageVectors:
         """Take the next outcome of the call."""
         if isinstance(outcome, InferError):
             self.under_way = None
+            self._exchange.settle()
             self._done(outcome)
             return
         final = outcome.final
