@@ -5,12 +5,16 @@ from __future__ import annotations
 import codecs
 import zlib
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import numpy as np
 
+from headrace_backends.llm.grammar import GrammarError
 from headrace_backends.llm.logprobs import TokenLogprob, TokenLogprobs
 from headrace_backends.llm.request import GenerationRequest
 from headrace_backends.llm.step import ScheduledRequest, SchedulerOutput, StepResult, pools, verified
+from headrace_protocol.errors import invalid
+from headrace_protocol.generation import StructuredOutput
 
 PIECES = [
     b"a",
@@ -54,9 +58,115 @@ def sampled_after(request: GenerationRequest, tokens: Sequence[int]) -> int:
     k = len(tokens) - request.num_prompt_tokens
     token = next_token(tokens, request.seed, k, greedy=request.params.greedy)
     banned = {*request.eos_token_ids, *request.params.stop_token_ids}
-    while k < request.params.min_tokens and token in banned:
+    text = tokens[request.num_prompt_tokens :]
+    free = request.structured is None or is_whole(request, text)  # behind the end nothing that comes is told
+    allowed = range(VOCAB) if free else may_come(request, text)
+    while (k < request.params.min_tokens and token in banned) or token not in allowed:
         token = (token + 1) % VOCAB
     return token
+
+
+class Ladder:
+    """A grammar of so many tokens: even and odd ones by what came before, and at the end of each four two that are certain."""
+
+    spoiled = False
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def matcher(self) -> Rungs:
+        return Rungs(self._length)
+
+    @staticmethod
+    def next_of(text: Sequence[int]) -> set[int]:
+        """Return the tokens that may follow, but for those that end a text; it may end after every second."""
+        if len(text) % 4 >= 2:
+            return {0}
+        return {token for token in range(EOS) if token % 2 == (sum(text) + len(text)) % 2}
+
+
+class Rungs:
+    """One text on a ladder."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._text: list[int] = []
+
+    def accept(self, token_id: int) -> None:
+        if self.complete or token_id not in Ladder.next_of(self._text):
+            raise GrammarError(f"{token_id} cannot follow {self._text}")
+        self._text.append(token_id)
+
+    def validate(self, token_ids: Sequence[int]) -> int:
+        text = list(self._text)
+        for at, token in enumerate(token_ids):
+            if len(text) == self._length or token not in Ladder.next_of(text):
+                return at
+            text.append(token)
+        return len(token_ids)
+
+    def rollback(self, count: int) -> None:
+        del self._text[len(self._text) - count :]
+
+    def fill(self, row: np.ndarray) -> None:
+        row[:] = 0
+        for token in set() if self.complete else Ladder.next_of(self._text):
+            row[token // 32] |= np.int32(1 << token % 32)
+
+    def forced(self) -> Sequence[int]:
+        left = self._length - len(self._text)
+        return [0] * min(left, 4 - len(self._text) % 4) if len(self._text) % 4 >= 2 else []
+
+    @property
+    def may_end(self) -> bool:
+        return len(self._text) % 2 == 0 or self.complete
+
+    @property
+    def complete(self) -> bool:
+        return len(self._text) == self._length
+
+
+class Compiles:
+    """A grammar source whose descriptions are lengths of ladders, compiled when the test says so; others are refused."""
+
+    reasoning = None
+
+    def __init__(self) -> None:
+        self.pending: list[tuple[Future, str]] = []
+
+    def compile(self, structured: StructuredOutput) -> Future:
+        self.pending.append((Future(), structured.spec))
+        return self.pending[-1][0]
+
+    def finish(self, which: int) -> None:
+        future, spec = self.pending.pop(which % len(self.pending))
+        if spec.isdecimal():
+            future.set_result(Ladder(int(spec)))
+        else:
+            future.set_exception(invalid("no ladder"))
+
+
+def may_come(request: GenerationRequest, text: Sequence[int]) -> set[int]:
+    """Return the tokens that may come after the output so far: what the grammar allows, and what ends a text that may end."""
+    ends = set(request.params.stop_token_ids) | (set() if request.params.ignore_eos else request.eos_token_ids)
+    whole = is_whole(request, text)
+    return (set() if whole else Ladder.next_of(text)) | (ends if whole or len(text) % 2 == 0 else set())
+
+
+def is_whole(request: GenerationRequest, text: Sequence[int]) -> bool:
+    """Say whether the request's grammar lets nothing follow an output."""
+    return request.structured is not None and len(text) >= int(request.structured.spec)
+
+
+def check_masks(entry: ScheduledRequest) -> None:
+    """Assert that the state of a request's grammar is that of its output, however that came to be computed."""
+    request = entry.request
+    rows = np.full((entry.num_sampled_rows, 1), -1, np.int32)
+    assert request.grammar is not None
+    assert request.grammar.fill(rows, entry.draft_token_ids) is None
+    for at, row in enumerate(rows):
+        allowed = may_come(request, [*request.output_token_ids, *entry.draft_token_ids[:at]])
+        assert {token for token in range(VOCAB) if row[0] >> token & 1} == allowed
 
 
 class PagedRunner:
@@ -127,6 +237,8 @@ class PagedRunner:
         request = entry.request
         if request.id in self.broken and entry.num_sampled_rows:
             return StepResult(error="this row broke")
+        if request.structured is not None and entry.num_sampled_rows:
+            check_masks(entry)
         read = self.prefix(entry, entry.end)
         rows = [
             sampled_after(request, read[: entry.end - entry.num_sampled_rows + 1 + row])
@@ -201,7 +313,8 @@ def expected(request: GenerationRequest, max_model_len: int) -> tuple[list[int],
         before = len(text)
         if not (by_eos or by_token) or params.include_stop_str_in_output:
             text += decoder.decode(b"" if token == EOS else PIECES[token])
-        ends = by_eos or by_token or len(output) == most
+        whole = is_whole(request, output)
+        ends = by_eos or by_token or whole or len(output) == most
         if ends:
             text += decoder.decode(b"", final=True)
         found = []
@@ -213,6 +326,6 @@ def expected(request: GenerationRequest, max_model_len: int) -> tuple[list[int],
             end, order = min(found)
             cut = text[:end] if params.include_stop_str_in_output else text[: end - len(params.stop[order])]
             return output, cut, "stop", params.stop[order]
-        if by_eos or by_token:
-            return output, text, "stop", None if by_eos else token
+        if by_eos or by_token or whole:
+            return output, text, "stop", token if by_token and not by_eos else None
     return output, text, "length", None

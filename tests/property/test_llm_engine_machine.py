@@ -14,11 +14,12 @@ from headrace_backends.llm.core import EngineCore
 from headrace_backends.llm.draft_model import DraftModelConfig, DraftModelDrafter
 from headrace_backends.llm.ngram import NgramConfig, NgramDrafter
 from headrace_backends.llm.output import GenerationOutput
-from headrace_backends.llm.request import FinishReason, GenerationRequest
+from headrace_backends.llm.request import FinishReason, GenerationRequest, Status
 from headrace_backends.llm.sampling_params import SamplingParams
 from headrace_backends.llm.scheduler import Scheduler
 from headrace_backends.llm.waiting import Policy
-from llm_fakes import EOS, VOCAB, ByteTokenizer, Guesser, PagedRunner, expected, vector_of
+from headrace_protocol.generation import StructuredOutput
+from llm_fakes import EOS, VOCAB, ByteTokenizer, Compiles, Guesser, PagedRunner, expected, vector_of
 
 SHARED = [0, 1, 2, 0, 1, 3, 4, 0, 1, 2, 2, 1, 0, 4, 5, 0]
 PROMPTS = st.one_of(
@@ -73,7 +74,8 @@ def engines(draw: st.DrawFn) -> tuple[EngineCore, PagedRunner]:
     blocks = BlockManager(num_blocks, block_size, prefix_caching=draw(st.sampled_from([True, True, False])))
     drafters = [None, NgramDrafter(NgramConfig(3, 1, 3)), Guesser(1.0, 3), Guesser(0.6, 4), Guesser(0.0, 2)]
     drafter = draw(st.sampled_from([*drafters, draft_model(draw(st.integers(2, num_blocks)), block_size)]))
-    return EngineCore(Scheduler(config, blocks), ByteTokenizer(), drafter), PagedRunner(num_blocks, block_size)
+    core = EngineCore(Scheduler(config, blocks), ByteTokenizer(), drafter, Compiles())
+    return core, PagedRunner(num_blocks, block_size)
 
 
 class Asked:
@@ -108,9 +110,14 @@ class Engine(RuleBasedStateMachine):
         seed=st.integers(0, 3),
         priority=st.integers(-1, 1),
         salt=st.sampled_from([None, None, "x"]),
+        lora=st.sampled_from([None, None, "poet"]),
+        ladder=st.sampled_from([None, None, "3", "4", "9", "wrong"]),
     )
-    def add(self, prompts, params: SamplingParams, pooling: str | None, seed: int, priority: int, salt) -> None:
+    def add(
+        self, prompts, params: SamplingParams, pooling: str | None, seed, priority: int, salt, lora, ladder
+    ) -> None:
         if pooling is not None:
+            ladder = None
             params = msgspec.structs.replace(params, n=1, max_tokens=0)
         requests = []
         for at, prompt in enumerate(prompts):
@@ -124,6 +131,8 @@ class Engine(RuleBasedStateMachine):
                     eos_token_ids=frozenset({EOS}),
                     priority=priority if self.config.policy is Policy.PRIORITY else 0,
                     cache_salt=salt,
+                    lora=lora,
+                    structured=None if ladder is None else StructuredOutput("regex", ladder),
                     index=at * params.n,
                     pooling=pooling,
                 )
@@ -167,13 +176,22 @@ class Engine(RuleBasedStateMachine):
         broken = self.runner.poisoned if poisoned else self.runner.broken
         broken.add(data.draw(st.sampled_from(self.live())))
 
+    @precondition(lambda self: self.core._grammars.pending)
+    @rule(which=st.integers(0, 9))
+    def compiled(self, which: int) -> None:
+        self.core._grammars.finish(which)
+
     @rule(fails=st.booleans(), aborts=st.just([]) | st.lists(st.integers(0, 9), max_size=2))
     def step(self, fails: bool = False, aborts: list[int] = ()) -> None:
         self.now += 1
+        for name, error in self.core.settle(self.now):
+            refused = self.asked[name]
+            assert refused.told is None and refused.request.structured.spec == "wrong" and "ladder" in error.message
         step = self.core.schedule(self.now)
         self._check(step)
         if not step:
-            assert not len(self.core)
+            held = [each for each in self.live() if self.asked[each].request.status is Status.WAITING_FOR_GRAMMAR]
+            assert len(self.core) == len(held), "somebody could run"
             return
         self.runner.fail_next = fails
         try:
@@ -226,6 +244,9 @@ class Engine(RuleBasedStateMachine):
             if asked.told is None:
                 continue
             request, told = asked.request, asked.told
+            if request.structured is not None and request.structured.spec == "wrong":
+                assert (told.finish_reason, told.token_ids) == (FinishReason.ABORT, ())
+                continue
             tokens, text, reason, stop_reason = expected(request, self.config.max_model_len)
             assert list(told.token_ids) == request.output_token_ids == tokens[: len(told.token_ids)]
             held = {
@@ -262,6 +283,8 @@ class Engine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "core"):
             return
+        while self.core._grammars.pending:
+            self.core._grammars.finish(0)
         left = sum(request.request.num_tokens + self.config.max_model_len for request in self.asked.values())
         for _ in range(20 + 4 * left):
             if not len(self.core):
