@@ -59,7 +59,7 @@ def sampled_after(request: GenerationRequest, tokens: Sequence[int]) -> int:
     token = next_token(tokens, request.seed, k, greedy=request.params.greedy)
     banned = {*request.eos_token_ids, *request.params.stop_token_ids}
     text = tokens[request.num_prompt_tokens :]
-    free = request.structured is None or is_whole(request, text)  # behind the end nothing that comes is told
+    free = not on_ladder(request) or is_whole(request, text)  # behind the end nothing that comes is told
     allowed = range(VOCAB) if free else may_come(request, text)
     while (k < request.params.min_tokens and token in banned) or token not in allowed:
         token = (token + 1) % VOCAB
@@ -155,7 +155,12 @@ def may_come(request: GenerationRequest, text: Sequence[int]) -> set[int]:
 
 def is_whole(request: GenerationRequest, text: Sequence[int]) -> bool:
     """Say whether the request's grammar lets nothing follow an output."""
-    return request.structured is not None and len(text) >= int(request.structured.spec)
+    return on_ladder(request) and len(text) >= int(request.structured.spec)
+
+
+def on_ladder(request: GenerationRequest) -> bool:
+    """Say whether the request's text is kept to a `Ladder`."""
+    return request.structured is not None and request.structured.spec.isdecimal()
 
 
 def check_masks(entry: ScheduledRequest) -> None:
@@ -237,7 +242,7 @@ class PagedRunner:
         request = entry.request
         if request.id in self.broken and entry.num_sampled_rows:
             return StepResult(error="this row broke")
-        if request.structured is not None and entry.num_sampled_rows:
+        if on_ladder(request) and entry.num_sampled_rows:
             check_masks(entry)
         read = self.prefix(entry, entry.end)
         rows = [
