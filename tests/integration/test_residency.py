@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import random
+import shutil
 import threading
 import time
 import urllib.error
@@ -17,7 +18,7 @@ import pytest
 
 from doors import DOORS, GrpcDoor, HttpDoor, open_door
 from ensembles import add_ensemble, ident
-from harness import running
+from harness import RunningServer, running
 from headrace.observability.processes import process_usage
 from repositories import add_decoupled, add_identity
 from streaming import GrpcStream, HttpStream
@@ -283,3 +284,45 @@ async def test_what_is_away_says_that_it_comes_on_demand(server):
         assert (await ask(door, "m03", version="9")).code == "NOT_FOUND"
         assert fetch(server, "/v2/models/m03")["inputs"][0]["name"] == "INPUT0"
         assert (await ask(door, "nobody")).code == "NOT_FOUND"
+
+
+@pytest.fixture
+def polled(tmp_path):
+    repository = tmp_path / "models"
+    for name in ("first", "second", "third"):
+        add_identity(repository, name, echo_parameters="true", memory_bytes="6000000")
+    add_identity(repository, "kept", pinned="true", memory_bytes="6000000")
+    flags = (
+        f"--model-memory-budget={BUDGET}",
+        "--model-control-mode=poll",
+        "--repository-poll-secs=1",
+        "--model-min-residence-secs=0",
+    )
+    with running(repository, *flags) as server:
+        yield server, repository
+
+
+async def test_changes_on_disk_reach_models_in_memory_and_those_that_are_away(polled):
+    server, repository = polled
+    assert state_of(server, "kept") == [("READY", "")]
+    assert state_of(server, "first") == [("UNAVAILABLE", "loaded on demand")]
+    async with HttpDoor(server.http) as door:
+        assert (await ask(door, "first")).ok
+        for name in ("first", "second", "kept"):
+            (repository / name / "2").mkdir()
+        add_identity(repository, "new", memory_bytes="6000000")
+        shutil.rmtree(repository / "third")
+        await asyncio.to_thread(server.wait_for_log, "'first' version 2: serves")
+        await asyncio.to_thread(server.wait_for_log, "'kept' version 2: serves")
+        assert state_of(server, "second") == [("UNAVAILABLE", "loaded on demand")]
+        for name, version in (("first", "2"), ("second", "2"), ("kept", "2"), ("new", "1")):
+            outcome = await ask(door, name)
+            assert (outcome.code, outcome.version) == ("OK", version)
+        assert (await ask(door, "third")).code == "NOT_FOUND"
+
+
+def test_a_pinned_model_that_cannot_be_had_ends_the_start(tmp_path):
+    add_identity(tmp_path, "kept", pinned="true", memory_bytes="50000000")
+    server = RunningServer(tmp_path, f"--model-memory-budget={BUDGET}")
+    assert server.process.wait(30) == 1
+    assert "kept: model 'kept' takes about 50000000 bytes" in server.log()

@@ -33,8 +33,10 @@ class Entry:
     layout: ModelLayout
     backend: str = ""
     """"" = it has none, being an ensemble, or nothing tells."""
+    versions: tuple[int, ...] = ()
+    """Those that its policy chooses, lowest first."""
     file_bytes: int = 0
-    """Of the versions that its policy chooses."""
+    """Of those versions."""
     memory_bytes: int | None = None
     """What its configuration says that it takes."""
     pinned: bool = False
@@ -73,6 +75,7 @@ def study(layout: ModelLayout, config_name: str | None, overlay: Overlay | None,
     return Entry(
         layout,
         backend="" if members else _backend(config.proto, layout, chosen),
+        versions=chosen,
         file_bytes=sum(_bytes_below(layout.versions[version]) for version in chosen),
         memory_bytes=memory_bytes,
         pinned=pinned or says,

@@ -35,7 +35,7 @@ from headrace.residency.readings import Readings
 from headrace.residency.shelf import Shelf
 from headrace.residency.waiting import Waiter, WaitingRoom, no_room
 from headrace.types import LATEST, ModelMetadata
-from headrace_protocol.errors import FailureReason, InferError, not_found, unavailable
+from headrace_protocol.errors import InferError, not_found, unavailable
 
 _log = logging.getLogger("headrace.residency")
 
@@ -124,7 +124,7 @@ class Keeper:
         if self._timer is not None:
             self._timer.cancel()
         for name in self.room.models():
-            self._fail_all(name, unavailable("the server is shutting down"))
+            self.room.fail(name, unavailable("the server is shutting down"))
         for task in self._tasks:
             task.cancel()
 
@@ -167,16 +167,19 @@ class Keeper:
 
     # --- for operators ------------------------------------------------------------------------------------------------
 
-    async def load(self, name: str, how: How | None = None, *, held: bool = False) -> None:
-        """Load or reload a model by a call, by `how`, once there is room; `held`: what it serves is nowhere else.
+    async def load(self, name: str, how: How | None = None, *, special: bool = False) -> None:
+        """Load or reload a model by a call, by `how`, once there is room. `special`: not as it would be on demand.
 
         Raises as the load does, and UNAVAILABLE where there is no room.
         """
-        await self._learn_one(name)
-        self._barred.discard(name)
+        news = await self._learn_one(name)
+        self._barred -= self.policy.closure(name)
         self._failures.forget(name)
         while (other := self._outcomes.get(name)) is not None or self._moving(name):
             await asyncio.wait([other], timeout=TICK_S) if other is not None else await asyncio.sleep(TICK_S)
+        if how is not None and not (news or special or self.policy.held(name)) and self.policy.open(name):
+            await how()  # which finds nothing to do
+            return
         outcome = self._outcomes[name] = asyncio.get_running_loop().create_future()
         if how is not None:
             self._how[name] = how
@@ -190,19 +193,22 @@ class Keeper:
             if not outcome.done() and self.policy.stage(name) not in (Stage.LOADING, Stage.RELOADING):
                 raise unavailable(no_room(name, self.budget))
             await outcome
+            if name in self.policy:
+                self.policy.hold(name, held=special)
         finally:
             self._outcomes.pop(name, None)
             self._how.pop(name, None)
-            if self.policy.stage(name) is Stage.ABSENT:
-                self._unwant(name)
-        self.policy.hold(name, held=held)
+            self._unwant(name)
+            if name in self.policy and not outcome.done():
+                self.policy.outdate(name, stale=False)
+            self._tidy(name)
 
     async def unload(self, name: str, how: How) -> None:
         """Unload a model by a call: it stays away until a call loads it."""
         if name in self.policy:
             self._barred.add(name)
             self.policy.hold(name, held=False)
-            self._fail_all(name, unavailable(f"model {name!r} was unloaded"))
+            self.room.fail(name, unavailable(f"model {name!r} was unloaded"))
             self.policy.unwant(name)
         try:
             await how()
@@ -223,13 +229,14 @@ class Keeper:
             self._forget(name)
         self.poke()
 
-    async def _learn_one(self, name: str) -> None:
-        """Look at one model again before a call loads it."""
+    async def _learn_one(self, name: str) -> bool:
+        """Look at one model again before a call loads it; return whether it is another than before."""
         entry = await self.shelf.news_of(name)
         if entry is not None:
             self._put(entry, renew=False)
         elif name not in self.policy:
             self.policy.put(name, self.shelf.stranger())
+        return entry is not None
 
     def _put(self, entry: Entry, *, renew: bool = True) -> None:
         name = entry.layout.name
@@ -239,7 +246,7 @@ class Keeper:
         self.policy.put(name, self.shelf.traits(entry), changed=changed)
         if changed:
             self.known.pop(name, None)
-            if renew and self.policy.stage(name) is Stage.RESIDENT:
+            if renew:
                 self.policy.outdate(name)
         if entry.pinned and self.started and self.policy.stage(name) is Stage.ABSENT:
             self._asked_for.add(name)
@@ -252,10 +259,11 @@ class Keeper:
         self._failures.forget(name)
         self._barred.discard(name)
         self._asked_for.discard(name)
-        self._fail_all(name, not_found(f"model {name!r} is not in any model repository of this server any more"))
+        self.room.fail(name, not_found(f"model {name!r} is not in any model repository of this server any more"))
         if self.policy.stage(name) is Stage.RESIDENT:
             self.policy.leaving(name)
         self.policy.drop(name)
+        self._changed(name)
         self._refresh(name)
 
     # --- deciding and obeying -----------------------------------------------------------------------------------------
@@ -274,16 +282,17 @@ class Keeper:
             self._timer.cancel()
             self._timer = None
         now = self._now_ns()
-        for waiter in self.room.expired(now):
-            self._unwant(waiter.model)
-            self._tell(waiter.on_error, unavailable(self._late(waiter.model), FailureReason.REJECTED))
+        for name in self.room.expire(now, self._late):
+            self._unwant(name)
         for decision in self.policy.decide(now, self._readings.activity(self.policy.names(Stage.RESIDENT), self.used)):
             self._obey(decision)
         for name in self.room.models():
             if name in self.policy and self.policy.open(name):
-                self._let_in(name)
+                self.room.let_in(name)
+                self._unwant(name)
         if self.policy.wanting or self.room.count:
-            self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+            somebody = self.room.count or self._outcomes
+            self._timer = asyncio.get_running_loop().call_later(TICK_S if somebody else MEASURE_S, self._tick)
 
     def _obey(self, decision: Decision) -> None:
         name = decision.name
@@ -300,7 +309,7 @@ class Keeper:
                 pass
             case Refuse(_, reason):
                 error = unavailable(reason)
-                self._fail_all(name, error)
+                self.room.fail(name, error)
                 self._conclude(name, error)
         self._refresh(name)
 
@@ -325,6 +334,7 @@ class Keeper:
             if not self._registry.versions(name):  # a call unloaded it meanwhile
                 self._follow()
         finally:
+            self._tidy(name)
             self._refresh(name)
             self._tick()
 
@@ -341,7 +351,7 @@ class Keeper:
         hopeless = self.policy.load_failed(name)
         for other in {name, *hopeless}:
             needs = "" if other == name else f"model {other!r} needs model {name!r}: "
-            self._fail_all(other, unavailable(needs + error.message))
+            self.room.fail(other, unavailable(needs + error.message))
             self._conclude(other, error)
 
     def _remember(self, name: str) -> None:
@@ -359,10 +369,15 @@ class Keeper:
         """Note that a model's copies may be others than before; see ModelRegistry.on_change."""
         if self.policy.stage(name) is Stage.LEAVING and not self._registry.copies_left(name):
             self.policy.freed(name)
-            if name not in self.entries:
-                self.policy.drop(name)
             self.used.pop(name, None)
+            self._tidy(name)
             self.poke()
+
+    def _tidy(self, name: str) -> None:
+        """Forget a model that is gone and that no repository holds."""
+        alone = name not in self.entries and name not in self._outcomes
+        if alone and name in self.policy and self.policy.stage(name) is Stage.ABSENT:
+            self.policy.drop(name)
 
     def _follow(self) -> None:
         """Take note of models that a call has unloaded, members of ensembles among them."""
@@ -394,21 +409,6 @@ class Keeper:
             outcome.set_exception(error)
 
     # --- those who wait -----------------------------------------------------------------------------------------------
-
-    def _let_in(self, name: str) -> None:
-        for waiter in self.room.take(name):
-            self._tell(waiter.on_there)
-        self._unwant(name)
-
-    def _fail_all(self, name: str, error: InferError) -> None:
-        for waiter in self.room.take(name):
-            self._tell(waiter.on_error, InferError(error.code, error.message, error.reason))
-
-    def _tell(self, call: Callable[..., None], *values: object) -> None:
-        try:
-            call(*values)
-        except Exception:  # one that cannot take its answer must not cost others theirs
-            _log.exception("a request that waited for its model could not be told")
 
     def _unwant(self, name: str) -> None:
         if not self.room.waits(name) and name not in self._outcomes and not self._wanted_pinned(name):

@@ -254,9 +254,9 @@ class ResidentDataPlane:
         return received_ns + (min(own, of_queue) if of_queue else own)
 
     def _check_version(self, name: str, version: int) -> None:
-        versions = self._keeper.entries[name].layout.versions
+        versions = self._keeper.entries[name].versions
         if version != LATEST and version not in versions:
-            has = ", ".join(map(str, sorted(versions))) or "none"
+            has = ", ".join(map(str, versions)) or "none"
             raise not_found(f"model {name!r} has no version {version}; it has {has}")
 
     def _known(self, name: str) -> Known:
@@ -311,8 +311,8 @@ class ResidentControlPlane:
             if entry.name not in self._keeper.absent:
                 entries.append(entry)
             elif not entry.version and not entry.state:
-                versions = sorted(self._keeper.entries[entry.name].layout.versions)
-                entries += [IndexEntry(entry.name, str(number), *self._away(entry.name)) for number in versions]
+                versions = [*map(str, self._keeper.entries[entry.name].versions)] or [""]
+                entries += [IndexEntry(entry.name, number, *self._away(entry.name)) for number in versions]
             elif entry.state == VersionState.UNAVAILABLE.value and entry.reason == UNLOADED:
                 state, reason = self._away(entry.name)
                 entries.append(IndexEntry(entry.name, entry.version, state, reason))
@@ -326,8 +326,7 @@ class ResidentControlPlane:
     async def load(self, name: str, parameters: LoadParameters) -> None:
         """Load or reload a model once there is room for it; see planes.ControlPlane."""
         self._plane.check(name, "loaded")
-        held = any(key != "version" for key in parameters)
-        await self._keeper.load(name, partial(self._plane.load, name, parameters), held=held)
+        await self._keeper.load(name, partial(self._plane.load, name, parameters), special=bool(parameters))
 
     async def unload(self, name: str, *, unload_dependents: bool, version: int | None = None) -> None:
         """Stop serving a model, which then stays away, or one version of it; see planes.ControlPlane."""

@@ -114,6 +114,10 @@ class ResidencyPolicy:
         """Return the bytes by model, of those that take any."""
         return {model.name: model.memory for model in self._models.values() if model.memory}
 
+    def held(self, name: str) -> bool:
+        """Return whether a model is to stay, though it is not pinned."""
+        return self._models[name].held
+
     def names(self, *stages: Stage) -> list[str]:
         """Return the models in these stages."""
         return [model.name for model in self._models.values() if model.stage in stages]
@@ -159,10 +163,10 @@ class ResidencyPolicy:
         if model is not None:
             model.wanted_ns = None
 
-    def outdate(self, name: str) -> None:
-        """Note that the content of a model that serves is another now."""
+    def outdate(self, name: str, *, stale: bool = True) -> None:
+        """Note that the content of a model that serves, or is being loaded, is another now."""
         model = self._models[name]
-        model.stale = model.serves
+        model.stale = stale and (model.serves or model.stage is Stage.LOADING)
 
     def loaded(self, name: str, nbytes: int, now_ns: int) -> None:
         """Note that a load or reload has succeeded; the model was measured to take that much."""
@@ -180,7 +184,7 @@ class ResidencyPolicy:
         if model.stage is Stage.RELOADING:
             model.stage, model.memory = Stage.RESIDENT, model.cost
         else:
-            model.stage, model.memory = Stage.ABSENT, 0
+            model.stage, model.memory, model.stale = Stage.ABSENT, 0, False
         hopeless = [other for other in self._models.values() if other.wanted_ns is not None]
         hopeless = [other for other in hopeless if name in self._closure(other.name) and not other.serves]
         for other in hopeless:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from headrace_protocol.errors import ErrorCode, ErrorDetail, FailureReason, InferError
+from headrace_protocol.errors import ErrorCode, ErrorDetail, FailureReason, InferError, unavailable
+
+_log = logging.getLogger("headrace.residency")
 
 MOST_REQUESTS: Final = 2048
 MOST_BYTES: Final = 512 << 20
@@ -76,20 +79,31 @@ class WaitingRoom:
         """Return the models that somebody waits for."""
         return list(self._queues)
 
-    def take(self, model: str) -> list[Waiter]:
-        """Return, and let go, all who wait for a model, in the order in which they came."""
+    def let_in(self, model: str) -> None:
+        """Tell all who wait for a model that it is there, in the order in which they came."""
+        for waiter in self._take(model):
+            _tell(waiter.on_there)
+
+    def fail(self, model: str, error: InferError) -> None:
+        """Tell all who wait for a model that they do so in vain: each gets an error of its own."""
+        for waiter in self._take(model):
+            _tell(waiter.on_error, InferError(error.code, error.message, error.reason))
+
+    def expire(self, now_ns: int, late: Callable[[str], str]) -> set[str]:
+        """Tell those whose time is over, in the words of `late` for their model; return their models."""
+        over = [waiter for queue in self._queues.values() for waiter in queue if waiter.expires_ns <= now_ns]
+        for waiter in over:
+            self.leave(waiter)
+        for waiter in over:
+            _tell(waiter.on_error, unavailable(late(waiter.model), FailureReason.REJECTED))
+        return {waiter.model for waiter in over}
+
+    def _take(self, model: str) -> list[Waiter]:
         taken = list(self._queues.get(model, ()))
         for waiter in taken:
             self._gone_of(waiter)
         self._queues.pop(model, None)
         return taken
-
-    def expired(self, now_ns: int) -> list[Waiter]:
-        """Return, and let go, those whose time is over."""
-        late = [waiter for queue in self._queues.values() for waiter in queue if waiter.expires_ns <= now_ns]
-        for waiter in late:
-            self.leave(waiter)
-        return late
 
     def _gone_of(self, waiter: Waiter) -> None:
         self.count -= 1
@@ -107,3 +121,10 @@ def no_room(model: str, budget: int) -> str:
         f"there is no room for model {model!r} in the {budget} bytes of memory for models: "
         "what is in memory is pinned, or has requests in it"
     )
+
+
+def _tell(call: Callable[..., None], *values: object) -> None:
+    try:
+        call(*values)
+    except Exception:  # one that cannot take its answer must not cost others theirs
+        _log.exception("a request that waited for its model could not be told")
