@@ -313,6 +313,13 @@ class ScriptedEngine:
         self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:  # a fault of the script or of ours: calls must not wait for ever
+            self._healthy = False
+            self._listener.broke(internal(f"the scripted engine failed: {type(error).__name__}: {error}"))
+
+    def _serve(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._ended or self._arrived or self._aborted or self._due())
