@@ -64,7 +64,12 @@ async def registry(repository):
 
 LIMIT = 10_000_000
 BIG = {"file:1/model.bin": bytes(LIMIT * 6 // 10)}
-SETTINGS = {"memory": None, "trace": None, "log": None, "traffic": None}  # which the repository API has nothing to do with
+SETTINGS = {
+    "memory": None,
+    "trace": None,
+    "log": None,
+    "traffic": None,
+}  # which the repository API has nothing to do with
 
 
 @pytest.fixture
