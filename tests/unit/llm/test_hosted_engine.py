@@ -75,6 +75,16 @@ def test_an_engine_that_breaks_is_told_with_its_own_reason(opened):
     assert heard.end(1)[-1].error.code is ErrorCode.UNAVAILABLE
 
 
+def test_a_fault_in_taking_what_it_tells_ends_the_calls_and_the_engine(opened, monkeypatch):
+    engine, heard = opened
+    monkeypatch.setattr(engine, "_wanted", lambda told: 1 // 0)
+    engine.submit(call(1, say="abc"))
+    heard.until(lambda: heard.broken is not None)
+    assert "ZeroDivisionError" in heard.broken.message
+    assert heard.end(1)[-1].error is heard.broken
+    assert not engine.healthy()
+
+
 def test_what_fails_to_load_says_why():
     with pytest.raises(InferError, match="cannot be loaded") as raised:
         hosted_script(explode=True).open(Heard())

@@ -170,17 +170,11 @@ class HostedEngine:
 
     def _read(self, listener: Listener) -> None:
         """Pass on what the engine tells, until its end."""
-        assert self._socket is not None
-        error: InferError | None = None
-        while error is None and (data := read_frame(self._socket)) is not None:
-            message = FROM_HOST.decode(data)
-            if isinstance(message, Broken):
-                error = message.error
-            elif isinstance(message, News):
-                self._stats = message.stats or self._stats
-                news = self._wanted(message.told)
-                if news:
-                    listener.told(news)
+        error: InferError | None
+        try:
+            error = self._pass_on(listener)
+        except Exception as fault:  # a fault of our own: calls must not wait for ever
+            error = internal(f"what {self._name} told could not be taken: {type(fault).__name__}: {fault}")
         how = self._end_process(0 if error is not None else _CLOSING_S if self._closing else _DYING_S)
         if self._closing:
             error = unavailable("the model is being unloaded")
@@ -193,6 +187,20 @@ class HostedEngine:
             listener.told([Told(number, error=reason) for number in left])
         if not self._closing:
             listener.broke(reason)
+
+    def _pass_on(self, listener: Listener) -> InferError | None:
+        """Pass on what the engine tells until it says why it ends, or does not."""
+        assert self._socket is not None
+        while (data := read_frame(self._socket)) is not None:
+            message = FROM_HOST.decode(data)
+            if isinstance(message, Broken):
+                return message.error
+            if isinstance(message, News):
+                self._stats = message.stats or self._stats
+                news = self._wanted(message.told)
+                if news:
+                    listener.told(news)
+        return None
 
     def _wanted(self, told: Sequence[Told]) -> list[Told]:
         """Return what is of calls that nobody aborted; note which end by it."""
