@@ -154,7 +154,11 @@ class GrammarCompiler:
                     self._overdue -= 1
                 done.set()
 
-        threading.Thread(target=build, name="grammar-build", daemon=True).start()
+        try:
+            threading.Thread(target=build, name="grammar-build", daemon=True).start()
+        except RuntimeError as error:  # the system has no thread to give: what waits must not wait for ever
+            self._settle(structured, future, unavailable(f"no grammar can be compiled now: {error}"))
+            return
         if self._wait(done, self._limit_s):
             return
         with self._lock:

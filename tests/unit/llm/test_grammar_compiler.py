@@ -129,6 +129,24 @@ def test_what_may_work_later_is_tried_again(builder, compiler_of, failure):
     assert compiler.compile(regex("a")).result(WAIT)
 
 
+def test_where_the_system_has_no_thread_to_give_one_is_refused_and_may_be_tried_again(compiler_of, monkeypatch):
+    compiler = compiler_of()
+    assert compiler.compile(regex("warm")).result(WAIT)
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "grammar-build":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        with pytest.raises(InferError, match="can't start new thread") as raised:
+            compiler.compile(regex("a")).result(WAIT)
+    assert raised.value.code is ErrorCode.UNAVAILABLE
+    assert compiler.compile(regex("a")).result(WAIT).spec == "a"
+
+
 def test_two_hundred_descriptions_leave_no_more_than_are_kept(compiler_of):
     compiler = compiler_of(most_kept=16)
     for future in [compiler.compile(regex(f"a{{{at}}}")) for at in range(200)]:
