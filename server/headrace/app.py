@@ -315,6 +315,7 @@ class Server:
             data = ResidentDataPlane(self._data, self._keeper, clock)
             control = ResidentControlPlane(self._control, self._keeper)
         self._services.connect(data, control)
+        self._index = control.index
         self._loader.connect(MemberAccess(self._registry, self._tracer, self._data))
         self._access = _access_table(config, clock)
         gatekeeper = None if self._access is None else Gatekeeper(self._access)
@@ -459,7 +460,7 @@ class Server:
                 await loading
             return
         failed = loading.result()
-        for line in models_table(self._registry.index()).splitlines():
+        for line in models_table(self._index(ready_only=False)).splitlines():
             _log.info("%s", line)
         if failed and config.exit_on_error:
             raise StartError(

@@ -7,6 +7,7 @@ import contextlib
 import json
 import random
 import shutil
+import signal
 import threading
 import time
 import urllib.error
@@ -15,10 +16,12 @@ import urllib.request
 import grpc.aio
 import numpy as np
 import pytest
+import yaml
 
 from doors import DOORS, GrpcDoor, HttpDoor, open_door
 from ensembles import add_ensemble, ident
 from harness import RunningServer, running
+from headrace.access.table import key_hash
 from headrace.observability.processes import process_usage
 from repositories import add_decoupled, add_identity
 from streaming import GrpcStream, HttpStream
@@ -27,6 +30,8 @@ BUDGET = 32 << 20
 """Five identity models and a bit."""
 MANY = [f"m{number:02}" for number in range(20)]
 PINNED = "m00"
+KEY = "key-of-narrow-0123456789"
+ONE = b'{"inputs":[{"name":"INPUT0","shape":[1,1],"datatype":"FP32","data":[1]}]}'
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +98,8 @@ def status_of(server, path, body=None):
     try:
         fetch(server, path, body)
     except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read() or b"{}").get("error", "")
+        with error:
+            return error.code, json.loads(error.read() or b"{}").get("error", "")
     return 200, ""
 
 
@@ -273,6 +279,34 @@ async def test_what_a_call_unloads_stays_away_until_a_call_loads_it(server):
         assert (await ask(door, "m17")).ok
 
 
+async def test_what_a_call_loads_with_a_configuration_of_its_own_stays(server):
+    config = {"backend": "identity", "max_batch_size": 2, "parameters": {"memory_bytes": {"string_value": "6000000"}}}
+    config["input"] = [{"name": "INPUT0", "data_type": "TYPE_FP32", "dims": [-1]}]
+    config["output"] = [{"name": "OUTPUT0", "data_type": "TYPE_FP32", "dims": [-1]}]
+    body = json.dumps({"parameters": {"config": json.dumps(config)}}).encode()
+    assert status_of(server, "/v2/repository/models/m16/load", body)[0] == 200
+    async with HttpDoor(server.http) as door:
+        for name in MANY[1:15]:
+            assert (await ask(door, name)).ok
+        assert state_of(server, "m16") == [("READY", "")]
+        assert fetch(server, "/v2/models/m16/config")["max_batch_size"] == 2
+        assert status_of(server, "/v2/repository/models/m16/load", b"{}")[0] == 200
+        assert fetch(server, "/v2/models/m16/config")["max_batch_size"] == 8
+        for name in MANY[1:15]:
+            assert (await ask(door, name)).ok
+        assert state_of(server, "m16") == [("UNAVAILABLE", "loaded on demand")]
+
+
+def test_a_load_call_that_fails_leaves_nothing_and_bars_nobody(server):
+    code, text = status_of(server, "/v2/repository/models/nowhere/load", b"{}")
+    assert (code, "no folder" in text) == (404, True)
+    bad = json.dumps({"parameters": {"config": "{"}}).encode()
+    assert status_of(server, "/v2/repository/models/m15/load", bad)[0] == 400
+    assert status_of(server, "/v2/models/m15/infer", ONE)[0] == 200
+    assert status_of(server, "/v2/models/nowhere/infer", ONE)[0] == 404
+    assert status_of(server, "/v2/repository/models/huge/load", b"{}")[0] == 503
+
+
 async def test_what_is_away_says_that_it_comes_on_demand(server):
     async with HttpDoor(server.http) as door:
         assert (await ask(door, "m03")).ok
@@ -325,4 +359,40 @@ def test_a_pinned_model_that_cannot_be_had_ends_the_start(tmp_path):
     add_identity(tmp_path, "kept", pinned="true", memory_bytes="50000000")
     server = RunningServer(tmp_path, f"--model-memory-budget={BUDGET}")
     assert server.process.wait(30) == 1
+    server.stop()
     assert "kept: model 'kept' takes about 50000000 bytes" in server.log()
+
+
+def test_who_may_not_ask_a_model_does_not_have_it_loaded(tmp_path):
+    add_identity(tmp_path / "models", "secret")
+    callers = [{"name": "narrow", "roles": ["infer", "observe"], "models": ["other"], "keys": [key_hash(KEY)]}]
+    (tmp_path / "access.yaml").write_text(yaml.safe_dump({"callers": callers}))
+    access = f"--access-file={tmp_path / 'access.yaml'}"
+    with running(tmp_path / "models", f"--model-memory-budget={BUDGET}", access) as server:
+        for path, body in (
+            ("/v2/models/secret/infer", ONE),
+            ("/v2/models/secret/generate", b'{"INPUT0": [1.0]}'),
+            ("/v2/models/secret/generate_stream", b'{"INPUT0": [1.0]}'),
+            ("/v1/embeddings", b'{"model": "secret", "input": "x"}'),
+            ("/v1/chat/completions", b'{"model": "secret", "messages": [{"role": "user", "content": "x"}]}'),
+        ):
+            headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+            request = urllib.request.Request(f"http://{server.http}{path}", body, headers)
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                urllib.request.urlopen(request, timeout=20)
+            caught.value.close()
+            assert caught.value.code in (403, 404), path
+        assert "loaded model" not in server.log()
+
+
+def test_a_stop_answers_those_who_wait(tmp_path):
+    add_identity(tmp_path, "slow", creation_delay_sec="5")
+    with running(tmp_path, f"--model-memory-budget={BUDGET}") as server:
+        told = []
+        thread = threading.Thread(target=lambda: told.append(status_of(server, "/v2/models/slow/infer", ONE)))
+        thread.start()
+        until_waiting(server, 1)
+        server.process.send_signal(signal.SIGTERM)
+        thread.join(20)
+        assert server.process.wait(20) == 0
+    assert told == [(503, "the server is shutting down")]

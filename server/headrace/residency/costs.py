@@ -18,12 +18,14 @@ _DECAY: Final = 0.9
 class Costs:
     """Learns, by backend, what processes take beyond their models' files."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: int) -> None:
+        """`budget` in bytes: a first guess takes a quarter of it at most, so that it alone keeps no model away."""
+        self._first_guess = min(FIRST_GUESS, budget // 4)
         self._beyond: dict[str, float] = {}
 
     def guess(self, backend: str, file_bytes: int, instances: int = 1) -> int:
         """Return the bytes that a model with such files is expected to take in `instances` processes."""
-        beyond = self._beyond.get(backend, FIRST_GUESS)
+        beyond = self._beyond.get(backend, self._first_guess)
         return int(max(1, instances) * (FILES_FACTOR * file_bytes + beyond))
 
     def learn(self, backend: str, file_bytes: int, measured: int) -> None:

@@ -63,7 +63,7 @@ class Keeper:
         self._options = options
         self._registry = registry
         self._now_ns = clock.now_ns
-        self.shelf: Final = Shelf(registry.repositories, config_name, overlay, options.pins)
+        self.shelf: Final = Shelf(registry.repositories, config_name, overlay, options)
         self._explicit = explicit
         self.policy: Final = ResidencyPolicy(
             Settings(options.budget, min_residence_ns=int(options.min_residence_s * 1e9))

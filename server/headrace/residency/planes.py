@@ -255,8 +255,8 @@ class ResidentDataPlane:
 
     def _check_version(self, name: str, version: int) -> None:
         versions = self._keeper.entries[name].versions
-        if version != LATEST and version not in versions:
-            has = ", ".join(map(str, versions)) or "none"
+        if version != LATEST and versions and version not in versions:  # none: there is a problem, which will be told
+            has = ", ".join(map(str, versions))
             raise not_found(f"model {name!r} has no version {version}; it has {has}")
 
     def _known(self, name: str) -> Known:

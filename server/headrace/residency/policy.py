@@ -232,7 +232,7 @@ class ResidencyPolicy:
 
     def _bring(self, wanted: _Model, kept: set[str], now_ns: int, activity: Mapping[str, Activity]) -> list[Decision]:
         """Load what a wanted model needs, or make room for it."""
-        closure = [self._models[name] for name in self._closure(wanted.name)]
+        closure = [self._models[name] for name in sorted(self._closure(wanted.name))]
         if wanted.serves and all(model.serves for model in closure):
             if wanted.closed_for is None:
                 wanted.wanted_ns = None

@@ -14,20 +14,25 @@ from headrace.repository.overlay import Overlay
 from headrace.residency.catalogue import Entry, Known, study
 from headrace.residency.costs import Costs
 from headrace.residency.decisions import Traits
+from headrace.residency.options import ResidencyOptions
 
 
 class Shelf:
     """Owned by the keeper, who puts into `entries` what it was told is new."""
 
     def __init__(
-        self, repositories: Sequence[Path], config_name: str | None, overlay: Overlay | None, pins: Sequence[str]
+        self,
+        repositories: Sequence[Path],
+        config_name: str | None,
+        overlay: Overlay | None,
+        options: ResidencyOptions,
     ) -> None:
         self.entries: Final[dict[str, Entry]] = {}
         self.known: Final[dict[str, Known]] = {}
         """Of models that were in memory, what they told of themselves."""
         self._repositories = repositories
-        self._study = partial(study, config_name=config_name, overlay=overlay, pins=pins)
-        self._costs = Costs()
+        self._study = partial(study, config_name=config_name, overlay=overlay, pins=options.pins)
+        self._costs = Costs(options.budget)
 
     async def scan(self) -> RepositorySnapshot:
         """Return what lies in the repositories now."""

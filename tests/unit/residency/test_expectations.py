@@ -94,7 +94,7 @@ def test_a_configuration_that_cannot_be_read_is_a_problem(tmp_path):
 
 
 def test_a_guess_gets_better_with_what_is_measured():
-    costs = Costs()
+    costs = Costs(1 << 40)
     assert costs.guess("onnx", 1000) == FIRST_GUESS + 1500
     costs.learn("onnx", 1000, 5_001_500)
     assert costs.guess("onnx", 2000) == 5_003_000
@@ -103,6 +103,10 @@ def test_a_guess_gets_better_with_what_is_measured():
     assert 1_000_000 < costs.guess("onnx", 0) < 5_000_000, "one that takes less brings it down slowly"
     costs.learn("onnx", 0, 8_000_000)
     assert costs.guess("onnx", 0) == 8_000_000
+
+
+def test_a_first_guess_alone_keeps_no_model_away():
+    assert Costs(40 << 20).guess("onnx", 100) == (10 << 20) + 150
 
 
 def test_a_model_that_failed_is_let_alone_for_longer_each_time():
