@@ -53,7 +53,7 @@ WAYS: dict[str, Way] = {
     "in one batch": Way(),
     "in one batch, by the model's own layers": Way(fused=False),
     "in chunks": Way({"max_num_batched_tokens": 23, "max_num_seqs": 8}),
-    "with preemption": Way({"max_model_len": 96}, blocks=14, happened=lambda counts: counts.num_preemptions > 0),
+    "with preemption": Way({"max_model_len": 96}, blocks=13, happened=lambda counts: counts.num_preemptions > 0),
     "with cached prefixes": Way(
         {"max_num_seqs": 3}, caching=True, happened=lambda counts: counts.prefix_cache_hits >= 3 * BLOCK
     ),
@@ -64,7 +64,7 @@ WAYS: dict[str, Way] = {
     ),
     "with all of these": Way(
         {"max_model_len": 96, "max_num_batched_tokens": 23, "max_num_seqs": 6, "policy": Policy.LPM},
-        blocks=10,
+        blocks=13,
         caching=True,
         drafter="ngram",
         happened=lambda counts: counts.num_preemptions > 0 and counts.num_accepted_tokens > 0,

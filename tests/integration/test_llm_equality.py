@@ -13,7 +13,7 @@ from headrace_backends.llm.sampling_params import SamplingParams
 from language_models import Engine, request
 from llm_ways import WAYS, Ways
 
-COUNT = 12
+COUNT = 16
 
 
 @pytest.fixture(scope="module")
