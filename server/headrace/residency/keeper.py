@@ -291,8 +291,8 @@ class Keeper:
                 self.room.let_in(name)
                 self._unwant(name)
         if self.policy.wanting or self.room.count:
-            somebody = self.room.count or self._outcomes
-            self._timer = asyncio.get_running_loop().call_later(TICK_S if somebody else MEASURE_S, self._tick)
+            pause_s = TICK_S if self.room.count or self._outcomes else MEASURE_S
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self._tick)
 
     def _obey(self, decision: Decision) -> None:
         name = decision.name
@@ -316,8 +316,7 @@ class Keeper:
     async def _load(self, name: str, *, again: bool) -> None:
         """Do a load that was decided, and report it."""
         how = self._how.get(name) or partial(self._load_plainly, name)
-        if not again:
-            self.loads += 1
+        self.loads += not again
         try:
             await how()
         except InferError as error:
