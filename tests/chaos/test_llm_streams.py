@@ -20,14 +20,14 @@ ROUNDS = int(os.environ.get("LLM_STREAM_ROUNDS", "2"))
 """Of each kind."""
 TOKENS = 2000
 BIG = ("chat", "completion", "grpc")
-"""The doors whose events are so large that 4000 of them do not fit into the kernel's buffers."""
+"""The doors whose events are so large that 6000 of them hardly ever fit into the kernel's buffers."""
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     """The repository, and the environment in which its backend is found."""
     folder = tmp_path_factory.mktemp("streams")
-    scripted_engine.add_model(folder / "models", MODEL, max_model_len=3 * TOKENS)
+    scripted_engine.add_model(folder / "models", MODEL, max_model_len=4 * TOKENS)
     return folder / "models", scripted_engine.installed(folder / "site")
 
 
@@ -51,11 +51,11 @@ async def test_streams_that_are_read_in_every_way_are_whole(server: RunningServe
 
 async def test_what_is_told_while_nobody_reads_is_held_back_and_joined(server: RunningServer) -> None:
     readers = Readers(server)
-    followers = await readers.run([Plan(door, "late", 2 * TOKENS, 1, 0, 0.0) for door in BIG])
+    followers = await readers.run([Plan(door, "late", 3 * TOKENS, 1, 0, 0.0) for door in BIG])
     readers.check_nothing_left()
     readers.close()
-    for follower in followers:
-        assert follower.pieces < 0.9 * follower.plan.tokens, str(follower)
+    pieces = sum(follower.pieces for follower in followers)
+    assert pieces < 0.8 * len(BIG) * 3 * TOKENS, list(map(str, followers))
 
 
 @pytest.mark.parametrize("number", range(ROUNDS))
