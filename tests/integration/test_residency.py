@@ -12,12 +12,14 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import grpc.aio
 import numpy as np
 import pytest
 import yaml
 
+from clients import infer
 from doors import DOORS, GrpcDoor, HttpDoor, open_door
 from ensembles import add_ensemble, ident
 from harness import RunningServer, running
@@ -26,8 +28,9 @@ from headrace.observability.processes import process_usage
 from repositories import add_decoupled, add_identity
 from streaming import GrpcStream, HttpStream
 
-BUDGET = 32 << 20
+BUDGET = 40 << 20
 """Five identity models and a bit."""
+PYTHON_MODELS = Path(__file__).resolve().parents[1] / "python_models"
 MANY = [f"m{number:02}" for number in range(20)]
 PINNED = "m00"
 KEY = "key-of-narrow-0123456789"
@@ -383,6 +386,15 @@ def test_who_may_not_ask_a_model_does_not_have_it_loaded(tmp_path):
             caught.value.close()
             assert caught.value.code in (403, 404), path
         assert "loaded model" not in server.log()
+
+
+def test_a_call_of_a_model_waits_for_the_model_that_it_asks():
+    with running(PYTHON_MODELS, "--model-memory-budget=150M", "--model-control-mode=explicit") as server:
+        given = ("MODEL", "BYTES", [1], ["stream"]), ("INPUT0", "INT32", [1], [3])
+        status, body = infer(server, "bls_sync", *given)
+        assert status == 200, body
+        assert body["outputs"][0]["data"] == [0, 1, 2]
+        assert state_of(server, "bls_sync") == state_of(server, "stream") == [("READY", "")]
 
 
 def test_a_stop_answers_those_who_wait(tmp_path):

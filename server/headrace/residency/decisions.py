@@ -53,6 +53,11 @@ class Settings:
     patience_ns: int = 1_000_000_000
     """How long a request waits for models to become idle before busy ones are closed for it."""
 
+    @property
+    def room(self) -> int:
+        """Bytes that a load may fill: the rest is for what models grow by between two measurements."""
+        return self.budget - self.budget // 16
+
 
 class Load(NamedTuple):
     """Load this model; report `loaded` or `load_failed`, once."""

@@ -277,7 +277,7 @@ class ResidencyPolicy:
         patient: bool = False,
     ) -> list[Decision] | None:
         """Return None where there is room for `reserve` bytes more; else what is done to come to it, maybe nothing yet."""
-        missing = self.used + reserve - self.settings.budget
+        missing = self.used + reserve - self.settings.room
         if missing <= 0:
             return None
         missing -= sum(model.memory for model in self._models.values() if model.stage is Stage.LEAVING)
@@ -382,10 +382,12 @@ class ResidencyPolicy:
         cost = sum(model.cost for model in closure)
         fixed = set().union(*(self._closure(model.name) for model in self._models.values() if model.fixed))
         pinned = sum(self._models[other].memory for other in fixed - names)
-        if cost + pinned <= self.settings.budget:
+        if cost + pinned <= self.settings.room:
             return ""
         beside = f", {pinned} of them for models that are pinned" if pinned else ""
-        return f"model {name!r} takes about {cost} bytes, and the memory for models is {self.settings.budget} bytes{beside}"
+        budget, spare = self.settings.budget, self.settings.budget - self.settings.room
+        memory = f"the memory for models is {budget} bytes{beside}, with {spare} kept free"
+        return f"model {name!r} takes about {cost} bytes, and {memory}"
 
     def _closure(self, name: str) -> set[str]:
         """Return a model and its members, of whatever depth."""

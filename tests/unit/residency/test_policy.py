@@ -122,7 +122,9 @@ def test_what_cannot_fit_beside_the_pinned_is_refused_with_the_figures(policy):
     policy.put("big", Traits(11))
     policy.want("big", 1)
     (refusal,) = policy.decide(1, {})
-    assert refusal == Refuse("big", "model 'big' takes about 11 bytes, and the memory for models is 10 bytes")
+    assert refusal == Refuse(
+        "big", "model 'big' takes about 11 bytes, and the memory for models is 10 bytes, with 0 kept free"
+    )
     assert not policy.wanting
     policy.put("a", Traits(4, pinned=True))
     bring(policy, "a")
@@ -130,6 +132,18 @@ def test_what_cannot_fit_beside_the_pinned_is_refused_with_the_figures(policy):
     policy.want("big", 2)
     (refusal,) = policy.decide(2, {})
     assert "4 of them for models that are pinned" in refusal.reason
+
+
+def test_a_load_leaves_a_sixteenth_of_the_budget_free():
+    policy = ResidencyPolicy(Settings(160))
+    policy.put("a", Traits(150))
+    policy.put("b", Traits(1))
+    bring(policy, "a", nbytes=150)
+    policy.want("b", 1)
+    assert policy.decide(1, {"a": Activity(0, busy=True)}) == []
+    policy.put("huge", Traits(151))
+    policy.want("huge", 2)
+    assert Refuse in map(type, policy.decide(2, {"a": Activity(0, busy=True)}))
 
 
 def test_an_ensemble_comes_after_its_members_and_goes_before_them():
