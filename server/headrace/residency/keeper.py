@@ -105,14 +105,11 @@ class Keeper:
             await self._learn(await self.shelf.scan())
         elif self._registry.snapshot is not None:
             await self._learn(self._registry.snapshot)
-        failed: dict[str, str] = {}
         pinned = [name for name, entry in self.entries.items() if entry.pinned]
         self._asked_for = {*pinned, *named} - {"*"}
-        for name in sorted(self._asked_for):
-            try:
-                await self.load(name)
-            except InferError as error:
-                failed[name] = error.message
+        names = sorted(self._asked_for)
+        outcomes = await asyncio.gather(*map(self.load, names), return_exceptions=True)
+        failed = {name: str(error) for name, error in zip(names, outcomes, strict=True) if error is not None}
         self.started = True
         self._spawn(self._measure_always(), "measure models")
         self.poke()
