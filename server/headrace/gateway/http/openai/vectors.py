@@ -176,6 +176,10 @@ class _LanguageVectors:
                 values = np.frombuffer(output.data, np.float32).reshape(output.shape)
                 if not np.isfinite(values).all():
                     raise internal(f"model '{response.model_name}' gave a vector with what is no finite number")
+                if self._rows and values.shape[1] != self._rows[0].shape[1]:
+                    raise internal(
+                        f"model '{response.model_name}' gave vectors of {values.shape[1]} numbers, and of others"
+                    )
                 self._rows.append(values.copy())
 
     def _end(self) -> None:
