@@ -11,11 +11,9 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
 import signal
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,8 +21,6 @@ from pathlib import Path
 import uvloop
 
 from headrace import __version__, memory
-from headrace.access.table import AccessError, AccessTable
-from headrace.cache_options import LocalCacheSettings, RedisSettings
 from headrace.clock import SystemClock
 from headrace.config import ControlMode, ServerConfig
 from headrace.controlplane import RegistryControlPlane
@@ -37,46 +33,45 @@ from headrace.gateway.grpc.transport import GrpcGateway
 from headrace.gateway.http.app import HttpGateway
 from headrace.gateway.tls import refreshing
 from headrace.instances.arenas import ArenaTable
-from headrace.instances.gpus import gpu_count, without_gpu
+from headrace.instances.gpus import gpu_count
 from headrace.instances.loaded_model import LoadedModel
-from headrace.instances.loader import InstanceLoader, installed_backends
 from headrace.instances.services import BackendServices
-from headrace.instances.supervisor import ProcessSettings
 from headrace.observability import logging as log_setup
-from headrace.observability.access_log import AccessLog
-from headrace.observability.metrics import BackendProcess, MetricsCollector, MetricsServer, ModelMetrics
+from headrace.observability.metrics import MetricsCollector, MetricsServer
 from headrace.observability.otel import OtelError, SpanSink
 from headrace.observability.snapshot import Snapshot
-from headrace.observability.statistics import FIRST_RESPONSE_BOUNDS_MS, FIRST_RESPONSE_FAMILY, ModelStatistics
 from headrace.observability.tables import models_table
 from headrace.observability.tracing import Tracer
+from headrace.parts import (
+    RegistryMetrics,
+    StartError,
+    completion_of,
+    look,
+    make_access_log,
+    make_access_table,
+    make_cache,
+    make_keeper,
+    make_limiter,
+    make_loader,
+    mirrored,
+    region_table,
+    statistics_maker,
+)
 from headrace.planes import ControlPlane
-from headrace.redis_cache import RedisCache
 from headrace.repository.addresses import is_remote
-from headrace.repository.config_loading import Completion
-from headrace.repository.layout import RepositorySnapshot, scan
-from headrace.repository.model_config import ModelConfig
 from headrace.repository.registry import ModelRegistry
-from headrace.repository.remote import Mirrors, RemoteError, RemoteRepository
+from headrace.repository.remote import RemoteError
 from headrace.repository.uploads import UploadStore
 from headrace.repository.watcher import RepositoryWatcher
-from headrace.residency.keeper import Keeper
 from headrace.residency.metrics import add_residency
 from headrace.residency.planes import ResidentControlPlane, ResidentDataPlane
-from headrace.response_cache import LocalCache, ResponseCache
 from headrace.rollout.control import TrafficControl
 from headrace.rollout.rollouts import Rollouts
 from headrace.rollout.service import RolloutService
-from headrace.scheduling.rate_limiter import RateLimiter
-from headrace.shared_memory import MAX_REGIONS, RegionTable
 from headrace.types import ServerMetadata
 from headrace_protocol.errors import InferError
 
 _log = logging.getLogger("headrace")
-
-
-class StartError(Exception):
-    """The server cannot start; the message is for the person who started it."""
 
 
 def serve(config: ServerConfig) -> int:
@@ -97,102 +92,6 @@ def serve(config: ServerConfig) -> int:
         return 1
 
 
-def make_cache(config: ServerConfig, clock: SystemClock) -> ResponseCache | None:
-    """Return the response cache that a configuration describes. Raises StartError where it cannot be had."""
-    match config.cache:
-        case None:
-            return None
-        case LocalCacheSettings(size=size):
-            return LocalCache(size)
-        case RedisSettings() as settings:
-            try:
-                return RedisCache(settings, clock)
-            except ImportError:
-                raise StartError("--cache-config redis: the client is missing: pip install 'headrace[redis]'") from None
-
-
-def make_loader(
-    config: ServerConfig,
-    clock: SystemClock,
-    services: BackendServices | None = None,
-    cache: ResponseCache | None = None,
-    arenas: ArenaTable | None = None,
-    limiter: RateLimiter | None = None,
-) -> InstanceLoader:
-    """Return the loader that a configuration describes, of models with processes of their own."""
-    settings = ProcessSettings(
-        arena_bytes=config.arena_byte_size,
-        load_timeout_s=config.model_load_timeout_secs,
-        restart_limit=config.backend_restart_limit,
-        restart_window_s=config.backend_restart_window_secs,
-        arenas=arenas,
-        host_policies=config.host_policies,
-        variables=config.backend_environment,
-        memory_limit=config.backend_memory_limit,
-        limiter=limiter,
-    )
-    return InstanceLoader(
-        settings, completion_of(config), config.backend_settings, _statistics_maker(config), clock, services, cache
-    )
-
-
-def make_limiter(config: ServerConfig) -> RateLimiter | None:
-    """Return what limits executions by resources, where a configuration says that they are."""
-    return RateLimiter(config.rate_limits) if config.rate_limits is not None else None
-
-
-def completion_of(config: ServerConfig) -> Completion:
-    """Return the settings that shape the models' configurations."""
-    return Completion(
-        auto_complete=config.auto_complete_config,
-        gpu_count=gpu_count(config.gpu_count, config.visible_gpus),
-        without_gpu=without_gpu(installed_backends()),
-    )
-
-
-def _region_table(config: ServerConfig, gpus: int) -> RegionTable:
-    # A region costs a descriptor here and in each backend process that uses it, and sockets need some too.
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = MAX_REGIONS if files == resource.RLIM_INFINITY else min(MAX_REGIONS, files // 4)
-    return RegionTable(enabled=config.allow_client_shm, limit=limit, gpus=gpus, owners=config.client_shm_users)
-
-
-def _statistics_maker(config: ServerConfig) -> Callable[[ModelConfig], ModelStatistics]:
-    def make(model: ModelConfig) -> ModelStatistics:
-        bounds = [
-            tuple(control.histogram_options.buckets)
-            for control in model.proto.model_metrics.metric_control
-            if control.metric_identifier.family == FIRST_RESPONSE_FAMILY
-        ]
-        return ModelStatistics(
-            streamed=model.decoupled,
-            summaries=config.metrics.summary_latencies,
-            first_response_bounds_ms=bounds[0] if bounds else FIRST_RESPONSE_BOUNDS_MS,
-        )
-
-    return make
-
-
-def mirrored(config: ServerConfig) -> tuple[Mirrors, list[Path]]:
-    """Return the mirrors of what is in stores, and all repositories as folders. Raises StartError."""
-    cache, mirrors, folders = Path(config.model_repository_cache), [], []
-    try:
-        for address in config.model_repositories:
-            if is_remote(address):
-                mirrors.append(RemoteRepository(address, cache, time.time, config.model_repository_settle_secs))
-                folders.append(mirrors[-1].folder)
-            else:
-                folders.append(Path(address))
-    except (RemoteError, OSError) as error:
-        raise StartError(f"--model-repository: {error}") from None
-    return Mirrors(mirrors), folders
-
-
-def _look(mirrors: Mirrors, repositories: Sequence[Path]) -> RepositorySnapshot:
-    mirrors.sync()
-    return scan(repositories)
-
-
 async def _within(event: Awaitable[object], seconds: float) -> bool:
     """Return whether something happens within so many seconds."""
     try:
@@ -200,57 +99,6 @@ async def _within(event: Awaitable[object], seconds: float) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-def _access_log(config: ServerConfig, clock: SystemClock) -> AccessLog | None:
-    if config.log.access == "off":
-        return None
-    return AccessLog(clock.now_ns, failures_only=config.log.access == "failures")
-
-
-def _keeper(config: ServerConfig, registry: ModelRegistry[LoadedModel], clock: SystemClock) -> Keeper | None:
-    if config.residency is None:
-        return None
-    return Keeper(
-        config.residency,
-        registry,
-        clock,
-        config_name=config.model_config_name or None,
-        overlay=config.model_overlay,
-        explicit=config.control_mode is ControlMode.EXPLICIT,
-    )
-
-
-def _access_table(config: ServerConfig, clock: SystemClock) -> AccessTable | None:
-    if not config.access_file:
-        return None
-    try:
-        return AccessTable(config.access_file, clock.now_ns)
-    except AccessError as error:
-        raise StartError(f"--access-file: {error}") from None
-
-
-class _Metrics:
-    """Joins the registry to the metrics."""
-
-    def __init__(self, registry: ModelRegistry[LoadedModel]) -> None:
-        self._registry = registry
-
-    def models(self) -> Iterable[ModelMetrics]:
-        for model in self._registry.served():
-            yield ModelMetrics(
-                name=model.name,
-                version=model.version,
-                statistics=model.statistics,
-                ready=model.ready,
-                load_seconds=model.load_seconds,
-                queue_depth=model.driver.waiting,
-                restarts=model.restarts,
-                tags=model.config.metric_tags,
-                cached=model.cached,
-                sequences=None if model.sequences is None else (model.sequences.active, model.sequences.backlog),
-                processes=[BackendProcess(str(number), pid) for number, pid in enumerate(model.pids())],
-            )
 
 
 class Server:
@@ -267,7 +115,7 @@ class Server:
         self._loader = EnsembleLoader(
             make_loader(config, clock, self._services, self._cache, arenas, limiter),
             completion_of(config),
-            _statistics_maker(config),
+            statistics_maker(config),
             arenas,
             clock,
             self._cache,
@@ -285,7 +133,7 @@ class Server:
         )
         gpus = gpu_count(config.gpu_count, config.visible_gpus)
         metadata = ServerMetadata(config.id, __version__, (*EXTENSIONS, *(["cuda_shared_memory"] if gpus else [])))
-        self._memory = _region_table(config, gpus)
+        self._memory = region_table(config, gpus)
         spans = None if config.trace.otel is None else SpanSink(config.trace.otel)
         self._tracer = Tracer(config.trace.values, config.trace.file, self._registry.get, clock, spans)
         self._data = RegistryDataPlane(
@@ -293,7 +141,7 @@ class Server:
             metadata,
             self._memory,
             self._tracer,
-            _access_log(config, clock),
+            make_access_log(config, clock),
             strict_readiness=config.strict_readiness,
         )
         self._rollout = RolloutService(rollouts, self._registry, self._data, clock)
@@ -308,7 +156,7 @@ class Server:
             mirrors=self._mirrors,
             traffic=TrafficControl(rollouts, self._registry, self._rollout.shadows, config.control_mode),
         )
-        self._keeper = _keeper(config, self._registry, clock)
+        self._keeper = make_keeper(config, self._registry, clock)
         data: RegistryDataPlane | ResidentDataPlane = self._data
         control: ControlPlane = self._control
         if self._keeper is not None:
@@ -317,14 +165,14 @@ class Server:
         self._services.connect(data, control)
         self._index = control.index
         self._loader.connect(MemberAccess(self._registry, self._tracer, self._data))
-        self._access = _access_table(config, clock)
+        self._access = make_access_table(config, clock)
         gatekeeper = None if self._access is None else Gatekeeper(self._access)
         http, grpc = replace(config.http, gatekeeper=gatekeeper), replace(config.grpc, gatekeeper=gatekeeper)
         self._http = HttpGateway(data, control, http, clock)
         self._grpc = GrpcGateway(data, control, grpc, clock)
         traces = self._tracer if config.trace.file or config.trace.otel is not None else None
         collector = MetricsCollector(
-            _Metrics(self._registry),
+            RegistryMetrics(self._registry),
             config.metrics,
             clock,
             traces,
@@ -335,7 +183,7 @@ class Server:
         )
         self._metrics = MetricsServer(replace(config.metrics, gatekeeper=gatekeeper), collector)
         self._watcher = RepositoryWatcher(
-            self._registry, repositories, config.repository_poll_secs, look=partial(_look, self._mirrors)
+            self._registry, repositories, config.repository_poll_secs, look=partial(look, self._mirrors)
         )
         self._stop = asyncio.Event()
         self._stopping = False

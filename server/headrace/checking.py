@@ -14,12 +14,12 @@ from dataclasses import replace
 
 import uvloop
 
-from headrace.app import StartError, completion_of, make_limiter, make_loader, mirrored
 from headrace.clock import SystemClock
 from headrace.config import ServerConfig
 from headrace.ensembles.checking import FoundModels, members_first
 from headrace.ensembles.loader import is_ensemble
 from headrace.observability import logging as log_setup
+from headrace.parts import StartError, completion_of, make_limiter, make_loader, mirrored
 from headrace.repository import layout
 from headrace.repository.config_loading import read_config
 from headrace.repository.config_text import to_text

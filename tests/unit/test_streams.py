@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from configs import model, tensor
-from headrace import dataplane
+from headrace import under_way
 from headrace.clock import SystemClock
 from headrace.dataplane import RegistryDataPlane
 from headrace.instances.model_process import ModelProcess
@@ -299,7 +299,7 @@ async def test_what_runs_in_a_dead_process_fails_once(served: Served) -> None:
 async def test_a_model_too_far_ahead_is_held_back_until_its_client_has_read(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dataplane, "MAX_UNREAD", 4)
+    monkeypatch.setattr(under_way, "MAX_UNREAD", 4)
     reader = Reader(served)
     command = await executed(served)
     await served.far.say(Responses(command.batch, None, tuple(partial(0, b"1111") for _ in range(4))))
@@ -311,7 +311,7 @@ async def test_a_model_too_far_ahead_is_held_back_until_its_client_has_read(
 
 
 async def test_large_responses_count_by_their_bytes(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataplane, "MAX_UNREAD_BYTES", 1000)
+    monkeypatch.setattr(under_way, "MAX_UNREAD_BYTES", 1000)
     reader = Reader(served)
     command = await executed(served)
     await served.far.say(Responses(command.batch, None, (partial(0, bytes(1200)),)))
