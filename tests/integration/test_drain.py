@@ -115,7 +115,9 @@ http {{
     listen 127.0.0.1:{port};
     location / {{
       proxy_pass http://servers; proxy_http_version 1.1; proxy_set_header Connection "";
-      proxy_connect_timeout 1s; proxy_next_upstream error timeout;
+      proxy_connect_timeout 1s;
+      # 503 says that nothing was done: a server that starts, or has been told to stop.
+      proxy_next_upstream error timeout http_503 non_idempotent;
     }}
   }}
 }}

@@ -43,14 +43,22 @@ class Bucket:
             "s3", endpoint_url=f"http://{host}:{self._port}", aws_access_key_id="test", aws_secret_access_key="test",
             region_name="us-east-1",
         )  # fmt: skip
-        self.client.create_bucket(Bucket="bucket")
-        self.address = f"s3://http://{host}:{self._port}/bucket/models"
+        self._name = f"bucket-{self._port}"  # what one server of the process has, all have
+        self.client.create_bucket(Bucket=self._name)
+        self.address = f"s3://http://{host}:{self._port}/{self._name}/models"
 
     def stop(self):
         self._server.stop()
 
     def put(self, path, content):
-        self.client.put_object(Bucket="bucket", Key=f"models/{path}", Body=content)
+        self.client.put_object(Bucket=self._name, Key=f"models/{path}", Body=content)
+
+    def delete(self, path):
+        self.client.delete_object(Bucket=self._name, Key=f"models/{path}")
+
+    def clear(self):
+        for entry in self.client.list_objects_v2(Bucket=self._name).get("Contents", []):
+            self.client.delete_object(Bucket=self._name, Key=entry["Key"])
 
     def put_version(self, model, version, number):
         self.put(f"{model}/{version}/model.onnx", adder(number))
@@ -78,9 +86,7 @@ def store():
 
 @pytest.fixture
 def bucket(store):
-    listed = store.client.list_objects_v2(Bucket="bucket").get("Contents", [])
-    for entry in listed:
-        store.client.delete_object(Bucket="bucket", Key=entry["Key"])
+    store.clear()
     return store
 
 
@@ -121,7 +127,7 @@ def test_models_of_a_bucket_are_served_and_followed(bucket, tmp_path):
         assert len(loaded) == len(first) + 1, "version 1, which did not change, was loaded again"
         bucket.put_version("m", 2, 30)
         wait_for(server, (31.0, "2"))
-        bucket.client.delete_object(Bucket="bucket", Key="models/m/2/model.onnx")
+        bucket.delete("m/2/model.onnx")
         wait_for(server, (11.0, "1"))
         assert "2 files" in server.log()
 
@@ -138,7 +144,7 @@ def test_what_is_uploaded_bit_by_bit_is_not_taken_in_halves(bucket, tmp_path):
             assert ask(server) == (11.0, "1")
         assert not [line for line in server.lines[since:] if "version 2" in line]
         bucket.put_version("m", 2, 20)
-        bucket.client.delete_object(Bucket="bucket", Key="models/m/.uploading")
+        bucket.delete("m/.uploading")
         wait_for(server, (21.0, "2"))
 
 

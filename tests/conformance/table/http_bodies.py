@@ -227,7 +227,7 @@ def _paths() -> Iterator[Case]:
 
     for path in (
         "/",
-        "/v1/models",
+        "/v1/nothing",
         "/v2/",
         "/v2/nope",
         "/v2/models/simple/",

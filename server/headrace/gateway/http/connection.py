@@ -83,6 +83,7 @@ class Connection(asyncio.BufferedProtocol):
         "_lingering",
         "_loop",
         "_pending",
+        "_rate_counts",
         "_reader",
         "_reading_paused",
         "_scratch",
@@ -128,6 +129,8 @@ class Connection(asyncio.BufferedProtocol):
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # TCP_NODELAY is set by the event loop
         self._deadline.set(self._all.settings.keepalive_timeout)
+        self._rate_counts = False
+        """Whether it is the rate of the body that the deadline holds the client to, not a pause."""
         self._body_until = inf
         self._all.opened(self)
 
@@ -263,6 +266,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.resume_reading()
         if not reader.in_message:
             self._body_until = inf
+            self._rate_counts = False
             self._deadline.set(settings.keepalive_timeout)
         elif reader.in_body:
             if reader.wants_continue:
@@ -280,6 +284,7 @@ class Connection(asyncio.BufferedProtocol):
             now = self._loop.time()
             if self._body_until == inf:
                 self._body_until = now + seconds
+            self._rate_counts = self._body_until < now + seconds
             seconds = max(0.0, min(seconds, self._body_until - now))
         self._deadline.set(seconds)
 
@@ -480,7 +485,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.abort()
         elif reader.in_message:
             seconds = self._all.settings.body_idle_timeout
-            if reader.in_body and self._body_until <= self._loop.time():
+            if reader.in_body and self._rate_counts:
                 rate = self._all.settings.min_body_rate
                 reader.time_out(f"the body came more slowly than {rate} bytes a second")
             elif reader.in_body:
