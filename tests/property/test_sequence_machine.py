@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import pytest
@@ -17,6 +18,7 @@ from headrace.types import SEQUENCE_END, SEQUENCE_START
 from headrace_protocol.errors import ErrorCode, FailureReason, InferError
 
 IDLE_US = 20
+_ORDER = itertools.count()
 IDLE_NS = IDLE_US * 1000
 
 batchings = st.builds(
@@ -43,6 +45,8 @@ class Told:
     began: bool = False
     end_seen: bool = False
     idle_since: int | None = None
+    idle_order: int = 0
+    """Which of those that became idle at the same time was the first."""
     number: int | None = None
 
 
@@ -101,7 +105,7 @@ class Model:
             over = [told for told in idle if told.idle_since + IDLE_NS <= now]
             if not over:
                 return
-            self.end(min(over, key=lambda told: told.idle_since))
+            self.end(min(over, key=lambda told: (told.idle_since, told.idle_order)))
 
     def overdue(self, now: int) -> list[SequenceItem]:
         """End what has waited too long in the backlog."""
@@ -292,6 +296,7 @@ class SequenceMachine(RuleBasedStateMachine):
             self.model.finish(told)
         elif not told.items:
             told.idle_since = self.now
+            told.idle_order = next(_ORDER)
 
     @precondition(lambda self: self.given)
     @rule(data=st.data(), really=st.sampled_from([False, True]))
