@@ -183,7 +183,9 @@ async def main(arguments: argparse.Namespace) -> None:
         try:
             ready = server.wait_ready(300)
             timeout = aiohttp.ClientTimeout(total=900)
-            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+            async with aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, force_close=True), timeout=timeout
+            ) as session:
                 ours = Target("headrace", f"http://{server.http}", "m", session)
                 if arguments.goodput:
                     result = await goodput(ours, arguments.seconds)
