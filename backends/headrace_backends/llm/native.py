@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,17 +17,15 @@ from headrace_backends.llm.block_manager import BlockManager
 from headrace_backends.llm.cache_size import cache_size
 from headrace_backends.llm.core import EngineCore
 from headrace_backends.llm.draft_setup import Drafting
-from headrace_backends.llm.engine import EngineCall, EngineStats, Listener
+from headrace_backends.llm.engine import Listener
 from headrace_backends.llm.engine_loop import EngineLoop
-from headrace_backends.llm.engine_setup import cache_config_of, limits_of, lora_modules_of, requests_of
-from headrace_backends.llm.grammar import ReasoningMarks
-from headrace_backends.llm.grammar_compiler import GrammarCompiler
+from headrace_backends.llm.engine_setup import cache_config_of, limits_of, lora_modules_of
 from headrace_backends.llm.grammar_source import grammars_of, marks_of
 from headrace_backends.llm.kv_cache import bytes_per_block, takes_eight_bits
 from headrace_backends.llm.loading import LoadedModel, load
+from headrace_backends.llm.loop_engine import LoopEngine
 from headrace_backends.llm.lora import LoraAdapters, LoraRunner
 from headrace_backends.llm.model_card import card_of
-from headrace_backends.llm.request import GenerationRequest
 from headrace_backends.llm.runner import TorchRunner, cached_shapes
 from headrace_backends.llm.scheduler import Scheduler
 from headrace_backends.llm.settings import Settings, parse
@@ -35,35 +33,21 @@ from headrace_backends.llm.step import ModelRunner
 from headrace_backends.llm.tensor_parallel import CacheSetup, TensorParallel, refuse_beside_ranks
 from headrace_backends.llm.text_codec import HfTextCodec
 from headrace_protocol.errors import invalid, unsupported
-from headrace_protocol.generation import ModelCard
 
 _LOG: Final = logging.getLogger(__name__)
 
 
-class NativeEngine:
+class NativeEngine(LoopEngine[HfTextCodec]):
     """One language model of ours. An `EngineMaker`: constructing checks the settings and loads nothing."""
 
     def __init__(self, source: Path, settings: Mapping[str, Any], *, threads: int, device: str) -> None:
-        self._settings = parse(settings, source)
+        super().__init__(parse(settings, source))
         self._threads = max(1, threads // self._settings.tensor_parallel_size)
         self._device = device
-        self._loop: EngineLoop | None = None
-        self._card: ModelCard | None = None
-        self._text: HfTextCodec | None = None
-        self._eos: frozenset[int] = frozenset()
-        self._grammars: GrammarCompiler | None = None
-        self._reasoning: ReasoningMarks | None = None
         self._ranks: TensorParallel | None = None
         _refuse_what_is_not_here(self._settings, device)
         if self._settings.ignored:
             _LOG.info("settings of vLLM that mean nothing here: %s", ", ".join(self._settings.ignored))
-
-    def open(self, listener: Listener) -> None:
-        try:
-            self._open(listener)
-        except BaseException:
-            self.close()
-            raise
 
     def _open(self, listener: Listener) -> None:
         torch.set_num_threads(self._threads)
@@ -146,30 +130,6 @@ class NativeEngine:
             loaded.tokenizer, loaded.eos_token_ids, loaded.vocab_size, reasoning=self._reasoning
         )
 
-    @property
-    def card(self) -> ModelCard:
-        assert self._card is not None, "not open"
-        return self._card
-
-    @property
-    def text(self) -> HfTextCodec:
-        assert self._text is not None, "not open"
-        return self._text
-
-    def submit(self, call: EngineCall) -> None:
-        assert self._loop is not None, "not open"
-        self._loop.submit(call)
-
-    def abort(self, number: int) -> None:
-        if self._loop is not None:
-            self._loop.abort(number)
-
-    def stats(self) -> EngineStats:
-        return EngineStats() if self._loop is None else self._loop.stats()
-
-    def healthy(self) -> bool:
-        return self._loop is not None and self._loop.healthy()
-
     def close(self) -> None:
         if self._loop is not None:
             self._loop.close()
@@ -180,9 +140,6 @@ class NativeEngine:
             self._ranks = None
         if self._grammars is not None:
             self._grammars.close()
-
-    def _requests(self, call: EngineCall) -> Sequence[GenerationRequest]:
-        return requests_of(call, self._settings, self._eos, self._reasoning)
 
 
 def _refuse_what_is_not_here(settings: Settings, device: str) -> None:

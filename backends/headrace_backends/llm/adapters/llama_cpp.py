@@ -21,12 +21,11 @@ from headrace_backends.llm.cache_size import cache_size
 from headrace_backends.llm.chat_formats import chosen_format, reasoning_format_of, tool_format_of
 from headrace_backends.llm.core import EngineCore
 from headrace_backends.llm.draft_setup import ngram_drafter
-from headrace_backends.llm.engine import EngineCall, EngineStats, Listener
+from headrace_backends.llm.engine import EngineCall, Listener
 from headrace_backends.llm.engine_loop import EngineLoop
-from headrace_backends.llm.engine_setup import cache_config_of, limits_of, lora_modules_of, requests_of
-from headrace_backends.llm.grammar import ReasoningMarks
-from headrace_backends.llm.grammar_compiler import GrammarCompiler
+from headrace_backends.llm.engine_setup import cache_config_of, limits_of, lora_modules_of
 from headrace_backends.llm.grammar_source import grammars_of, marks_of
+from headrace_backends.llm.loop_engine import LoopEngine
 from headrace_backends.llm.model_card import sampling_defaults
 from headrace_backends.llm.ngram import Drafter
 from headrace_backends.llm.request import GenerationRequest
@@ -43,56 +42,19 @@ _SAMPLING: Final = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "
 """Where a GGUF file has what its makers recommend."""
 
 
-class LlamaCppEngine:
+class LlamaCppEngine(LoopEngine[LlamaCppText]):
     """One language model of llama.cpp's. An `EngineMaker`: constructing checks the settings and loads nothing."""
 
     def __init__(self, source: Path, settings: Mapping[str, Any], *, threads: int, device: str) -> None:
         self._options, self._layers = _own(settings, device)
         ours = {name: value for name, value in settings.items() if name not in _OPTIONS and name != _LAYERS}
-        self._settings: Final = parse(ours, source)
+        super().__init__(parse(ours, source))
         self._path: Final = _gguf(self._settings.model)
         self._threads: Final = threads
         self._device: Final = device
         self._model: LlamaModel | None = None
         self._context: LlamaContext | None = None
-        self._loop: EngineLoop | None = None
-        self._card: ModelCard | None = None
-        self._text: LlamaCppText | None = None
-        self._grammars: GrammarCompiler | None = None
-        self._eos: frozenset[int] = frozenset()
-        self._reasoning: ReasoningMarks | None = None
         _refuse_what_is_not_here(self._settings)
-
-    def open(self, listener: Listener) -> None:
-        try:
-            self._open(listener)
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def card(self) -> ModelCard:
-        assert self._card is not None, "not open"
-        return self._card
-
-    @property
-    def text(self) -> LlamaCppText:
-        assert self._text is not None, "not open"
-        return self._text
-
-    def submit(self, call: EngineCall) -> None:
-        assert self._loop is not None, "not open"
-        self._loop.submit(call)
-
-    def abort(self, number: int) -> None:
-        if self._loop is not None:
-            self._loop.abort(number)
-
-    def stats(self) -> EngineStats:
-        return EngineStats() if self._loop is None else self._loop.stats()
-
-    def healthy(self) -> bool:
-        return self._loop is not None and self._loop.healthy()
 
     def close(self) -> None:
         """End the thread, then free what it used."""
@@ -185,7 +147,7 @@ class LlamaCppEngine:
     def _requests(self, call: EngineCall) -> Sequence[GenerationRequest]:
         if call.adapter is not None and call.adapter not in {adapter.name for adapter in self.card.adapters}:
             raise invalid(f"adapter: the model has none of the name '{call.adapter}'")
-        return requests_of(call, self._settings, self._eos, self._reasoning)
+        return super()._requests(call)
 
 
 def _own(settings: Mapping[str, Any], device: str) -> tuple[dict[str, int], int]:
