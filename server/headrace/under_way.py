@@ -32,10 +32,41 @@ class Plane(Protocol):
         ...
 
 
-class Inference:
-    """One request under way. It holds a lease on its model until it is finished or cancelled, whichever is first."""
+class _UnderWay:
+    """What every request under way has: a lease on its model until it is over, or cancelled, whichever is first."""
 
-    __slots__ = ("_access", "_caller", "_classes", "_done", "_model", "_plane", "pending")
+    __slots__ = ("_access", "_caller", "_classes", "_model", "_plane", "pending")
+
+    def __init__(
+        self, plane: Plane, model: LoadedModel, classes: dict[str, int] | None, request: InferenceRequest
+    ) -> None:
+        self._plane = plane
+        self._access = request.access
+        self._caller = request.caller
+        self._model = model
+        self._classes = classes
+        self.pending: Any = None
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more; nothing is handed over then. Does nothing once it is over."""
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            if self._access is not None:
+                self._access.end(None)
+            self._model.driver.cancel(pending)
+            self._plane.leave_model(self._model, self._caller)
+
+    def _end(self, outcome: Outcome) -> None:
+        self.pending = None
+        if self._access is not None:
+            self._access.end(outcome)
+        self._plane.leave_model(self._model, self._caller)
+
+
+class Inference(_UnderWay):
+    """One request under way that has one response."""
+
+    __slots__ = ("_done",)
 
     def __init__(
         self,
@@ -45,20 +76,12 @@ class Inference:
         done: Callable[[Outcome], None],
         request: InferenceRequest,
     ) -> None:
-        self._plane = plane
-        self._access = request.access
-        self._caller = request.caller
-        self._model = model
-        self._classes = classes
+        super().__init__(plane, model, classes, request)
         self._done = done
-        self.pending: Any = None
 
     def finish(self, outcome: Outcome) -> None:
         """Hand the outcome over."""
-        self.pending = None
-        if self._access is not None:
-            self._access.end(outcome)
-        self._plane.leave_model(self._model, self._caller)
+        self._end(outcome)
         if self._classes is not None and isinstance(outcome, InferenceResponse):
             try:
                 outcome = _classified(self._model, self._classes, outcome)
@@ -66,34 +89,14 @@ class Inference:
                 outcome = error
         self._done(outcome)
 
-    def cancel(self) -> None:
-        """Nobody waits for it any more; `done` is not called then. Does nothing once it is finished."""
-        pending, self.pending = self.pending, None
-        if pending is not None:
-            if self._access is not None:
-                self._access.end(None)
-            self._model.driver.cancel(pending)
-            self._plane.leave_model(self._model, self._caller)
 
-
-class Stream:
-    """One request under way that may have many responses. It holds a lease on its model until the last, or its cancel.
+class Stream(_UnderWay):
+    """One request under way that may have many responses.
 
     It counts what was handed over and not released yet, and holds the model back while that is too much.
     """
 
-    __slots__ = (
-        "_access",
-        "_caller",
-        "_classes",
-        "_model",
-        "_on_outcome",
-        "_paused",
-        "_plane",
-        "_unread",
-        "_unread_bytes",
-        "pending",
-    )
+    __slots__ = ("_on_outcome", "_paused", "_unread", "_unread_bytes")
 
     def __init__(
         self,
@@ -103,16 +106,11 @@ class Stream:
         on_outcome: Callable[[Outcome], None],
         request: InferenceRequest,
     ) -> None:
-        self._plane = plane
-        self._access = request.access
-        self._caller = request.caller
-        self._model = model
-        self._classes = classes
+        super().__init__(plane, model, classes, request)
         self._on_outcome = on_outcome
         self._unread = 0
         self._unread_bytes = 0
         self._paused = False
-        self.pending: Any = None
 
     def deliver(self, outcome: Outcome) -> None:
         """Hand one outcome over."""
@@ -124,24 +122,12 @@ class Stream:
                     self._model.driver.cancel(self.pending)
                 outcome = error
         if isinstance(outcome, InferError) or outcome.final:
-            self.pending = None
-            if self._access is not None:
-                self._access.end(outcome)
-            self._plane.leave_model(self._model, self._caller)
+            self._end(outcome)
         else:
             if self._access is not None:
                 self._access.responded(outcome)
             self._count(outcome)
         self._on_outcome(outcome)
-
-    def cancel(self) -> None:
-        """Nobody reads on; nothing is delivered any more. Does nothing once the last outcome was."""
-        pending, self.pending = self.pending, None
-        if pending is not None:
-            if self._access is not None:
-                self._access.end(None)
-            self._model.driver.cancel(pending)
-            self._plane.leave_model(self._model, self._caller)
 
     def _count(self, response: InferenceResponse) -> None:
         nbytes = sum(len(output.data) for output in response.outputs)

@@ -15,7 +15,9 @@ from headrace.gateway.http.openai.message import MessagePlan
 from headrace.gateway.http.openai.messages import read_messages
 from headrace.gateway.http.openai.sampling import (
     check_logprobs,
+    read_beam_width,
     read_cache_salt,
+    read_length_penalty,
     read_priority,
     read_prompt_logprobs,
     read_sampling,
@@ -80,15 +82,9 @@ def read_chat(fields: Fields, model: LanguageModel) -> tuple[GenerationCall, Cha
     if not plan.skip_special_tokens:
         sampling["skip_special_tokens"] = False
     structured = read_structured(fields)
-    beam_width = None
-    if fields.flag("use_beam_search"):
-        if stream:
-            raise refusal(
-                "'use_beam_search' cannot be streamed: the best beams are known at the end", "use_beam_search"
-            )
-        beam_width = int(sampling.get("n", 1))
+    beam_width = read_beam_width(fields, int(sampling.get("n", 1)), stream=stream)
     token_ids = fields.flag("return_token_ids")
-    penalty = fields.number("length_penalty", -10.0, 10.0)
+    penalty = read_length_penalty(fields)
     call = GenerationCall(
         chat=_read_prompt(fields, messages, plan),
         sampling=sampling,
@@ -100,7 +96,7 @@ def read_chat(fields: Fields, model: LanguageModel) -> tuple[GenerationCall, Cha
         cache_salt=read_cache_salt(fields),
         adapter=model.adapter,
         beam_width=beam_width,
-        length_penalty=1.0 if penalty is None else penalty,
+        length_penalty=penalty,
     )
     form = ChatForm(
         int(sampling.get("n", 1)),

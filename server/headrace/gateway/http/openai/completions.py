@@ -16,7 +16,9 @@ from headrace.gateway.http.openai.sampling import (
     MAX_BEST_OF,
     check_choices,
     check_logprobs,
+    read_beam_width,
     read_cache_salt,
+    read_length_penalty,
     read_priority,
     read_prompt_logprobs,
     read_sampling,
@@ -64,7 +66,7 @@ def read_completion(fields: Fields, model: LanguageModel) -> tuple[GenerationCal
     n = int(sampling.get("n", 1))
     stream, include_usage, continuous = read_streaming(fields)
     best_of = _read_best_of(fields, n, stream=stream)
-    beam_width = _read_beam(fields, n, stream=stream)
+    beam_width = read_beam_width(fields, n, stream=stream)
     check_choices(len(prompts), n, best_of)
     if fields.text("suffix"):
         raise unsupported("suffix", "'suffix' is not served: text is continued, not inserted")
@@ -79,7 +81,7 @@ def read_completion(fields: Fields, model: LanguageModel) -> tuple[GenerationCal
     if of_prompt is not None or (echo and logprobs is not None):
         sampling["prompt_logprobs"] = logprobs if of_prompt is None else of_prompt
     token_ids = fields.flag("return_token_ids")
-    penalty = fields.number("length_penalty", -10.0, 10.0)
+    penalty = read_length_penalty(fields)
     call = GenerationCall(
         prompts=prompts,
         sampling=sampling,
@@ -93,7 +95,7 @@ def read_completion(fields: Fields, model: LanguageModel) -> tuple[GenerationCal
         adapter=model.adapter,
         best_of=best_of,
         beam_width=beam_width,
-        length_penalty=1.0 if penalty is None else penalty,
+        length_penalty=penalty,
     )
     form = CompletionForm(
         len(prompts),
@@ -121,11 +123,3 @@ def _read_best_of(fields: Fields, n: int, *, stream: bool) -> int | None:
     if stream:
         raise refusal("'best_of' above 'n' cannot be streamed: the best are known at the end", "best_of")
     return best_of
-
-
-def _read_beam(fields: Fields, n: int, *, stream: bool) -> int | None:
-    if not fields.flag("use_beam_search"):
-        return None
-    if stream:
-        raise refusal("'use_beam_search' cannot be streamed: the best beams are known at the end", "use_beam_search")
-    return n

@@ -145,6 +145,21 @@ def check_logprobs(name: str, wanted: int, model: LanguageModel) -> None:
         raise refusal(f"'{name}': expected an integer from 0 to {most}, got {wanted}", name)
 
 
+def read_beam_width(fields: Fields, n: int, *, stream: bool) -> int | None:
+    """Return how many beams a beam search has, which is `n`; None = no beam search. Raises HttpError 400."""
+    if not fields.flag("use_beam_search"):
+        return None
+    if stream:
+        raise refusal("'use_beam_search' cannot be streamed: the best beams are known at the end", "use_beam_search")
+    return n
+
+
+def read_length_penalty(fields: Fields) -> float:
+    """Return the power of its length by which a beam's score is divided. Raises HttpError 400."""
+    penalty = fields.number("length_penalty", -10.0, 10.0)
+    return 1.0 if penalty is None else penalty
+
+
 def read_priority(fields: Fields) -> int:
     """Return the priority; lower runs first."""
     return fields.integer("priority", -_INT64, _INT64 - 1) or 0
