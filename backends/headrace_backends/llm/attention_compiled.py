@@ -5,7 +5,7 @@ Works on addresses: tensors are those of the step, dense, and of the dtype that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Final
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from headrace_backends.llm import kernels
 from headrace_backends.llm.attention import Attending, SequenceSpan
 from headrace_backends.llm.kernels.pool import Arguments, bits
-from headrace_backends.llm.kv_cache import KvCache
+from headrace_backends.llm.kv_cache import KvCache, LayerShape
 
 _LANES: Final = 8
 """Heads are read so many elements at a time, at least."""
@@ -33,9 +33,19 @@ def fits(cache: KvCache) -> bool:
     return (
         cache.device.type == "cpu"
         and cache.dtype in {torch.float32, torch.bfloat16}
-        and all((shape.key_dim | shape.value_dim) % _LANES == 0 for shape in cache.shapes.values())
+        and fits_shapes(cache.shapes.values())
         and kernels.available()
     )
+
+
+def fits_shapes(shapes: Iterable[LayerShape]) -> bool:
+    """Say whether compiled loops can work on heads of such widths."""
+    return all((shape.key_dim | shape.value_dim) % _LANES == 0 for shape in shapes)
+
+
+def numbers_of(cache: KvCache) -> int:
+    """Return how the cache keeps numbers, as `kernels.products` says it."""
+    return _INT8 if cache.eight_bits else _FP32 if cache.dtype == torch.float32 else _BF16
 
 
 class CompiledStep:
@@ -43,17 +53,19 @@ class CompiledStep:
 
     def __init__(self, cache: KvCache, slots: NDArray[np.int64], spans: Sequence[SequenceSpan]) -> None:
         self._cache: Final = cache
-        self._slots: Final = slots
+        self.slots: Final = slots
         few, many = ([span for span in spans if (span.count <= _FEW) is short] for short in (True, False))
         self._many: Final = many
-        self._blocks: Final = np.fromiter(chain.from_iterable(span.blocks for span in (*few, *many)), np.int32)
+        self.blocks: Final = np.fromiter(chain.from_iterable(span.blocks for span in (*few, *many)), np.int32)
+        """The numbers of all sequences' blocks, one after another."""
         self._table_of_many: Final = sum(len(span.blocks) for span in few)
-        self._rows: Final = _rows(few)
+        self.rows: Final = _rows(few)
+        """Single queries, as `kernels.attending` has them."""
         self._long: Final = self._table_of_many * cache.block_size > _MANY_KEYS
         self._tiles: dict[int, NDArray[np.int64]] = {}
         """By the query heads of a KV head."""
         self._threads: Final = torch.get_num_threads()
-        self._numbers: Final = _INT8 if cache.eight_bits else _FP32 if cache.dtype == torch.float32 else _BF16
+        self._numbers: Final = numbers_of(cache)
 
     def keep(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Write key [T, kv_heads, Dk] and value [T, kv_heads, Dv]."""
@@ -62,11 +74,11 @@ class CompiledStep:
         shape, cached = self._cache.shapes[layer], self._cache.layers[layer]
         key, value = _heads_in_a_row(key), _heads_in_a_row(value)
         arguments = Arguments(
-            key.data_ptr(), key.stride(0), value.data_ptr(), value.stride(0), self._slots.ctypes.data, len(self._slots),
+            key.data_ptr(), key.stride(0), value.data_ptr(), value.stride(0), self.slots.ctypes.data, len(self.slots),
             cached.data_ptr(), shape.kv_heads, cached.stride(2) * cached.itemsize,
         )  # fmt: skip
         run = keeping(self._numbers, self._cache.dtype == torch.bfloat16, shape.key_dim, shape.value_dim)
-        run(arguments, self._threads if len(self._slots) * shape.elements > _WORTH_THREADS else 1)
+        run(arguments, self._threads if len(self.slots) * shape.elements > _WORTH_THREADS else 1)
 
     def attend(self, how: Attending, query: torch.Tensor) -> torch.Tensor:
         """Take query [T, heads, Dk]; return [T, heads, Dv]."""
@@ -77,24 +89,24 @@ class CompiledStep:
         out = query.new_empty(query.shape[0], query.shape[1], shape.value_dim)
         group = query.shape[1] // shape.kv_heads
         kind = (self._numbers, self._cache.dtype == torch.bfloat16, shape.key_dim, shape.value_dim, group)
-        if len(self._rows):
-            attention(*kind)(self._arguments(how, query, out, self._rows), self._threads, long=self._long)
+        if len(self.rows):
+            attention(*kind)(self._arguments(how, query, out, self.rows), self._threads, long=self._long)
         if self._many:
             from headrace_backends.llm.kernels.prefilling import prefilling
 
-            prefilling(*kind)(self._arguments(how, query, out, self._tiled(group)), self._threads, long=True)
+            prefilling(*kind)(self._arguments(how, query, out, self.tiles(group)), self._threads, long=True)
         return out
 
     def _arguments(self, how: Attending, query: torch.Tensor, out: torch.Tensor, tasks: NDArray[np.int64]) -> Arguments:
         cached = self._cache.layers[how.layer]
         return Arguments(
             query.data_ptr(), query.stride(0), out.data_ptr(), out.stride(0), cached.data_ptr(), cached.shape[2],
-            cached.stride(2) * cached.itemsize, tasks.ctypes.data, len(tasks), self._blocks.ctypes.data,
+            cached.stride(2) * cached.itemsize, tasks.ctypes.data, len(tasks), self.blocks.ctypes.data,
             how.window or 0, bits(how.scaling), bits(how.softcap or 0.0), self._cache.block_size,
         )  # fmt: skip
 
-    def _tiled(self, group: int) -> NDArray[np.int64]:
-        """Return the tiles of the spans of many queries: what `kernels.prefilling` says of them. The longest come first."""
+    def tiles(self, group: int) -> NDArray[np.int64]:
+        """Return the tiles of the spans of many queries, for `group` query heads to a KV head: what `kernels.prefilling` says of them. The longest come first."""
         from headrace_backends.llm.kernels.prefilling import ROWS
 
         if group not in self._tiles:

@@ -26,18 +26,19 @@ class PagedStep:
         self, cache: KvCache, spans: Sequence[SequenceSpan], slots: Sequence[int], *, compiled: bool = True
     ) -> None:
         """Attend over `spans`; token t of the step is cached in slot `slots[t]`. `compiled`: by compiled loops if possible."""
-        self._cache: Final = cache
+        self.cache: Final = cache
         places = np.fromiter(slots, np.int64, len(slots))
-        self._compiled: Final = CompiledStep(cache, places, spans) if compiled and fits(cache) else None
-        if self._compiled is None:
+        self.compiled: Final = CompiledStep(cache, places, spans) if compiled and fits(cache) else None
+        """What compiled loops are told; None where they are not used."""
+        if self.compiled is None:
             self._slots: Final = torch.from_numpy(places).to(cache.device)
             self._sequences: Final = [_Sequence(span, cache.block_size, cache.device) for span in spans]
 
     def attend(self, how: Attending, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        if self._compiled is not None:
-            self._compiled.keep(how.layer, key, value)
-            return self._compiled.attend(how, query)
-        self._cache.keep(how.layer, self._slots, key, value)
+        if self.compiled is not None:
+            self.compiled.keep(how.layer, key, value)
+            return self.compiled.attend(how, query)
+        self.cache.keep(how.layer, self._slots, key, value)
         out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
         for sequence in self._sequences:
             rows = slice(sequence.first, sequence.first + sequence.count)
@@ -52,8 +53,8 @@ class PagedStep:
         if sequence.whole:
             offset, (key, value) = 0, fresh
         else:
-            offset, kept = sequence.context(self._cache.layers[how.layer], how.window)
-            key, value = self._cache.key_and_value(how.layer, kept)
+            offset, kept = sequence.context(self.cache.layers[how.layer], how.window)
+            key, value = self.cache.key_and_value(how.layer, kept)
         k, v, heads = key.transpose(0, 1), value.transpose(0, 1), key.shape[1]
         if how.softcap is not None:
             return _capped(query, k, v, sequence.mask(how.window, offset), how)

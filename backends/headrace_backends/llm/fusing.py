@@ -8,17 +8,21 @@ at once, layer by layer, so that a model is in memory little more than once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from headrace_backends.llm import kernels
-from headrace_backends.llm.attention import STEP, AttentionStep, SequenceSpan, ShapeProbe
+from headrace_backends.llm.attention import STEP, SequenceSpan, ShapeProbe
+from headrace_backends.llm.attention_compiled import fits_shapes
 from headrace_backends.llm.attention_paged import PagedStep
 from headrace_backends.llm.kv_cache import KvCache
 from headrace_backends.llm.packed_linears import Linear, Maker
+
+if TYPE_CHECKING:  # they import numba, which may not be there
+    from headrace_backends.llm.fused_layers import Form, Forward, Turns
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -69,47 +73,62 @@ class _Observed:
 
 
 class FusedModel:
-    """A language model as its layers' fused calls. Runs under inference mode."""
+    """A language model as programs of its layers. Runs under inference mode, in one thread at a time."""
 
-    def __init__(self, base: Any, form: Any, layers: list[Any], head: Linear, kinds: list[str | None]) -> None:
+    def __init__(self, base: Any, form: Form, layers: list[Any], head: Linear) -> None:
+        from headrace_backends.llm.fused_layers import Forward
+        from headrace_backends.llm.kernels.panels import FEW_ROWS
+
+        self._make: Final = Forward
+        self._few_rows: Final = FEW_ROWS
         self._base: Final = base
         self._form: Final = form
-        self._layers: Final = layers
+        self.layers: Final = layers
+        """All must be there before the first call."""
         self._head: Final = head
-        self._kinds: Final = kinds
         self._softcap: Final[float | None] = getattr(base.config, "final_logit_softcapping", None)
+        self._forwards: dict[bool, Forward] = {}
+        """For few rows, and for many; over the cache of the last step."""
 
     def __call__(
-        self, tokens: torch.Tensor, positions: torch.Tensor, step: AttentionStep, rows: torch.Tensor
+        self, tokens: torch.Tensor, positions: torch.Tensor, step: PagedStep, rows: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take tokens [T], their positions [T], and rows [R] of them; return logits [R, vocabulary], hidden states [T, width]."""
-        stream = self.stream(self._base.embed_tokens(tokens[None])[0], positions, step)
-        for layer in self._layers:
-            layer(stream)
-        hidden = self._settled(stream)
+        """Take tokens [T], their positions [T], and rows [R] of them; return logits [R, vocabulary], hidden states [T, width].
+
+        The hidden states stay until the next call.
+        """
+        few = len(tokens) <= self._few_rows
+        forward = self._forwards.get(few)
+        if forward is None or forward.cache is not step.cache:
+            forward = self._forwards[few] = self.forward(self.layers, step.cache, few=few)
+        embedded = self._base.embed_tokens(tokens[None])[0]
+        hidden = forward(embedded, positions, step, self.turns(embedded, positions))
         return self.logits(hidden.index_select(0, rows)), hidden
 
-    def stream(self, embedded: torch.Tensor, positions: torch.Tensor, step: AttentionStep) -> Any:
-        """Return hidden states before the first layer, with what all layers need to know."""
-        from headrace_backends.llm.fused_layers import Stream
+    def forward(self, layers: list[Any], cache: KvCache, *, few: bool = True) -> Forward:
+        """Return the program of layers and of the last norm."""
+        return self._make(self._form, cache, layers, self._base.norm.weight, few=few)
 
-        turns = {}
-        for kind in self._kinds:
-            more = () if kind is None else (kind,)
-            cosines, sines = self._base.rotary_emb(embedded, positions[None], *more)
-            turns[kind] = (cosines[0].contiguous(), sines[0].contiguous())
-        return Stream(embedded.contiguous(), step, turns, positions, torch.get_num_threads())
+    def turns(self, embedded: torch.Tensor, positions: torch.Tensor) -> Turns:
+        """Return cosines and sines of positions [T]."""
+        return turns_of(self._base, self._form.turned, embedded, positions)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Take normed hidden states [R, width]; return [R, vocabulary]."""
         logits = self._head(hidden)
         if self._softcap is not None:
             logits = logits.div_(self._softcap).tanh_().mul_(self._softcap)
         return logits
 
-    def _settled(self, stream: Any) -> torch.Tensor:
-        from headrace_backends.llm.fused_layers import settle
 
-        return settle(self._form, stream, self._base.norm.weight)
+def turns_of(base: Any, kinds: Iterable[str | None], embedded: torch.Tensor, positions: torch.Tensor) -> Turns:
+    """Return cosines and sines of positions [T] for each kind of layer, in the dtype of `embedded` [T, width]."""
+    turns = {}
+    for kind in kinds:
+        more = () if kind is None else (kind,)
+        cosines, sines = base.rotary_emb(embedded, positions[None], *more)
+        turns[kind] = (cosines[0].contiguous(), sines[0].contiguous())
+    return turns
 
 
 def fused(model: Any, probe: ShapeProbe, quantization: str | None = None) -> FusedModel | None:
@@ -123,9 +142,9 @@ def fused(model: Any, probe: ShapeProbe, quantization: str | None = None) -> Fus
     if architecture is None or model.device.type != "cpu" or model.dtype not in _DIFFERENCE:
         _LOG.info("%s in %s on %s runs as transformers has it", name, model.dtype, model.device)
         return None
-    if not kernels.available():
+    if not kernels.available() or not fits_shapes(probe.layers.values()):
         return None
-    from headrace_backends.llm.quantised_linears import maker
+    from headrace_backends.llm.panel_linears import maker
 
     make = maker(quantization)
     limit = _DIFFERENCE_OF_FEW_BITS[quantization] if quantization else _DIFFERENCE[model.dtype]
@@ -147,29 +166,36 @@ class _Builder:
         self._model: Final = model
         self._base: Final = model.base_model
         self._probe: Final = probe
-        config = self._base.config
-        activation = getattr(config, "hidden_activation", None) or config.hidden_act
-        self._form: Final = Form(
-            model.dtype == torch.bfloat16, architecture.one_more, _BY_TANGENT[activation], config.rms_norm_eps
-        )
         self._by_kind: Final = architecture.turned_by_kind
         self._make: Final = make
         self._limit: Final = limit
+        config = self._base.config
+        activation = getattr(config, "hidden_activation", None) or config.hidden_act
+        kinds = list(dict.fromkeys(self._kind(layer) for layer in self._base.layers))
+        one = torch.zeros(1, config.hidden_size, dtype=model.dtype)
+        turns = turns_of(self._base, kinds, one, torch.zeros(1, dtype=torch.long))
+        self._form: Final = Form(
+            narrow=model.dtype == torch.bfloat16,
+            one_more=architecture.one_more,
+            by_tangent=_BY_TANGENT[activation],
+            epsilon=config.rms_norm_eps,
+            width=config.hidden_size,
+            turned={kind: cosines.shape[1] for kind, (cosines, _) in turns.items()},
+        )
 
     def build(self) -> FusedModel:
         base, model = self._base, self._model
-        kinds = [self._kind(layer) for layer in base.layers]
         observed = self._observe()
         head = model.get_output_embeddings()
-        fused = FusedModel(base, self._form, [], self._head(head), list(dict.fromkeys(kinds)))
+        fused = FusedModel(base, self._form, [], self._head(head))
         self._check_head(fused, observed)
         replaced = 0
         for at, layer in enumerate(base.layers):
-            fused._layers.append(self._layer(at, layer, fused, observed))
-            replaced += fused._layers[at].fused
+            fused.layers.append(self._layer(at, layer, fused, observed))
+            replaced += fused.layers[at].fused
         if head.weight is not base.embed_tokens.weight:
             head.weight = None
-        _LOG.info("%s: %d of %d layers are fused", type(model).__name__, replaced, len(kinds))
+        _LOG.info("%s: %d of %d layers are fused", type(model).__name__, replaced, len(fused.layers))
         return fused
 
     def _head(self, head: Any) -> Linear:
@@ -200,28 +226,32 @@ class _Builder:
         cache = KvCache(self._probe.layers, 2, _TOKENS, self._model.dtype)
         return PagedStep(cache, [SequenceSpan(0, _TOKENS, 0, [1])], range(_TOKENS, 2 * _TOKENS))
 
+    def _run(self, fused: FusedModel, layers: list[Any], given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what layers make of hidden states [tokens, width] of the observed tokens, and that normed."""
+        step, positions = self._step(), torch.arange(_TOKENS)
+        forward = fused.forward(layers, step.cache)
+        normed = forward(given, positions, step, fused.turns(given, positions))
+        return forward.residual.tensor[:_TOKENS], normed
+
     def _check_head(self, fused: FusedModel, observed: _Observed) -> None:
-        stream = fused.stream(observed.outputs[-1][0].clone(), observed.positions, self._step())
+        _, normed = self._run(fused, [], observed.outputs[-1][0])
         assert observed.logits is not None
-        difference = _difference(fused.logits(fused._settled(stream)), observed.logits)
+        difference = _difference(fused.logits(normed), observed.logits)
         if not difference <= self._limit:
             raise ValueError(f"logits differ by {difference:.1e} of their length")
 
     def _layer(self, at: int, layer: Any, fused: FusedModel, observed: _Observed) -> Any:
         """Return the layer fused, its own weights then gone; or the layer itself where it gives something else so."""
-        from headrace_backends.llm.fused_layers import FusedLayer, OriginalLayer, settle
+        from headrace_backends.llm.fused_layers import FusedLayer, OriginalLayer
 
-        form, how, shape = self._form, self._probe.how[at], self._probe.layers[at]
+        how, shape = self._probe.how[at], self._probe.layers[at]
         attention = layer.self_attn
         try:
             heads = (attention.o_proj.in_features // shape.value_dim, shape.kv_heads)
-            replacement = FusedLayer(
-                form, self._parts(layer), how, heads, (shape.key_dim, shape.value_dim), self._kind(layer)
-            )
-            stream = fused.stream(observed.inputs[at][0].clone(), observed.positions, self._step())
-            replacement(stream)
-            settle(form, stream, self._base.norm.weight)
-            difference = _difference(stream.residual, observed.outputs[at][0])
+            dims = (shape.key_dim, shape.value_dim)
+            replacement = FusedLayer(self._parts(layer), how, heads, dims, self._kind(layer))
+            residual, _ = self._run(fused, [replacement], observed.inputs[at][0])
+            difference = _difference(residual, observed.outputs[at][0])
             if difference <= self._limit:
                 for parameter in layer.parameters():
                     parameter.data = parameter.data.new_empty(0)
@@ -230,7 +260,7 @@ class _Builder:
         except (AttributeError, RuntimeError, TypeError) as error:
             reason = repr(error)
         _LOG.warning("layer %d of %s stays as it is: fused it %s", at, type(self._model).__name__, reason)
-        return OriginalLayer(form, layer, self._kind(layer), self._base.norm.weight)
+        return OriginalLayer(layer, self._kind(layer), self._base.norm.weight)
 
     def _kind(self, layer: Any) -> str | None:
         kind: str | None = layer.self_attn.layer_type if self._by_kind else None
@@ -251,6 +281,7 @@ class _Builder:
             attention_output=self._joined([attention.o_proj]),
             gate_up=self._joined(gate_up),
             down=self._joined([mlp.down_proj]),
+            gates=mlp.down_proj.in_features,
             input_norm=layer.input_layernorm.weight.detach(),
             mlp_norm=(layer.pre_feedforward_layernorm if around else layer.post_attention_layernorm).weight.detach(),
             query_norm=_norm(attention, "q_norm"),

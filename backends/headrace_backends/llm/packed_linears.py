@@ -28,12 +28,13 @@ _PACKED_FOR: Final = 32
 
 def packed(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
     """Return the product with `weight` [out, in] as fast as it can be had."""
-    if weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and _onednn_multiplies_bf16():
+    if weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and multiplies_bf16():
         return _OneDnnLinear(weight, bias)
     return _PlainLinear(weight, bias)
 
 
-def _onednn_multiplies_bf16() -> bool:
+def multiplies_bf16() -> bool:
+    """Say whether the processor multiplies bf16 numbers, and PyTorch knows how."""
     return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 

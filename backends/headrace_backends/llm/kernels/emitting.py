@@ -93,7 +93,7 @@ def take(_context: Any, address: Any) -> Any:
 
     def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         counter = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
-        return builder.atomic_rmw("add", counter, ir.Constant(ir.IntType(64), 1), "monotonic")
+        return builder.atomic_rmw("add", counter, ir.Constant(ir.IntType(64), 1), "acq_rel")
 
     return types.int64(address), emit
 

@@ -30,11 +30,11 @@ _ENTRY: Final = _entry()
 class Kernel:
     """A compiled function of the address of its arguments, the first of which counts the tasks that threads took."""
 
-    __slots__ = ("_address", "_alone", "_apart")
+    __slots__ = ("_alone", "_apart", "address")
 
     def __init__(self, compiled: Any) -> None:
         """Take numba's cfunc of `emitting.SIGNATURE`."""
-        self._address: Final[int] = compiled.address
+        self.address: Final[int] = compiled.address
         # Holds the GIL: what takes microseconds is done before another thread could have been given it.
         self._alone: Final = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(compiled.address)
         self._apart: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address)
@@ -43,7 +43,7 @@ class Kernel:
         """Run in so many threads at once, or in this one. `long`: others may hold the GIL meanwhile."""
         arguments.values[0] = 0
         if threads > 1 and _ENTRY is not None:
-            _ENTRY(self._address, arguments.address, threads, 0)
+            _ENTRY(self.address, arguments.address, threads, 0)
         elif long:
             self._apart(arguments.address)
         else:
