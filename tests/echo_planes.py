@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 
 from headrace.planes import Cancellable, LogValue, Outcome, Setting
+from headrace.scheduling.handing_over import hand_over
 from headrace.types import (
     LATEST,
     CudaRegion,
@@ -40,7 +41,7 @@ class SubmitsByInfer:
 
         def over(task: asyncio.Task[InferenceResponse]) -> None:
             if not task.cancelled():
-                done(task.exception() or task.result())  # type: ignore[arg-type]
+                hand_over(done, task.exception() or task.result())  # type: ignore[arg-type]
 
         task = asyncio.ensure_future(self.infer(request))
         task.add_done_callback(over)
@@ -71,11 +72,11 @@ class StreamCall:
         response.final = final or data is None
         response.empty = data is None
         self.unread += 1
-        self._on_outcome(response)
+        hand_over(self._on_outcome, response)
 
     def fail(self, error: InferError) -> None:
         """Send a failure, the last outcome."""
-        self._on_outcome(error)
+        hand_over(self._on_outcome, error)
 
     def cancel(self) -> None:
         self.cancelled.set()

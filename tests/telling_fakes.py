@@ -17,11 +17,12 @@ from headrace_backends.llm.output import GenerationOutput
 from headrace_backends.llm.request import FinishReason
 from headrace_backends.llm.sampling_params import SamplingParams
 from headrace_backends.llm.telling import Teller, _News
-from headrace_protocol.errors import InferError, internal
+from headrace_protocol.errors import InferError, internal, unavailable
 from headrace_protocol.generation import EVENT_DECODER, GenerationEvent
 from scripted_engine import ByteText
 
 FORM = EventForm(Spelling(ByteText()))
+NO_DESCRIPTOR = unavailable("the response cannot be sent: Too many open files")
 
 
 class Client:
@@ -32,8 +33,12 @@ class Client:
         self.events: list[GenerationEvent] = []
         self.final = False
         self.error: InferError | None = None
+        self.failures: list[InferError] = []
+        """Raised by as many calls of `fail` first."""
 
     def fail(self, error: InferError) -> None:
+        if self.failures:
+            raise self.failures.pop()
         assert self.error is None, "a second end"
         assert not self.final, "an error after the end"
         self.error = error
@@ -60,6 +65,8 @@ class Telling:
         self.broken: list[InferError] = []
         self.frames = 0
         self.refuses = False
+        self.lacking: list[Client] = []
+        """Whose responses find no descriptor."""
         self.now = 100
         self.teller = Teller(self.aborted.append, self.broken.append, clock=lambda: self.now)
         monkeypatch.setattr(telling, "send_many", self.send)
@@ -67,6 +74,8 @@ class Telling:
     def send(self, responses: Sequence[Any]) -> None:
         if self.refuses and len(responses) > 1:
             raise internal("one of them cannot be sent")
+        if any(response.request in self.lacking for response in responses):
+            raise NO_DESCRIPTOR
         self.frames += 1
         for response in responses:
             response.request.tell(response.outputs)

@@ -113,7 +113,8 @@ class BatchRequest:
         """Send one response of several, with any outputs of a decoupled model, now. `final`: no response follows.
 
         Waits while the request is `paused`. Raises CANCELLED once it is cancelled, also while it waits, and INTERNAL
-        where the request has had its last response, or the model is not decoupled and this is not `final`.
+        where the request has had its last response, or the model is not decoupled and this is not `final`. Raises
+        UNAVAILABLE where the system has no descriptor or memory left: nothing is sent, and `fail` may still end it.
         """
         self._batch._send_to(self, outputs, parameters, final=final)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace_protocol.arena import ALIGNMENT, PAGE, Arena
 from headrace_protocol.datatype import BF16, BYTES, Array, Buffer, DataType, from_numpy, of_numpy
-from headrace_protocol.errors import internal
+from headrace_protocol.errors import InferError, internal, unavailable
 from headrace_protocol.tensor import ARENA, INLINE, Tensor, TensorRef
 
 INLINE_BYTES: Final = 32 << 10
@@ -36,11 +36,23 @@ def wire_type(name: str, array: Array, declared: Mapping[str, DataType]) -> Data
     return datatype
 
 
+def exhausted(error: OSError | MemoryError) -> InferError:
+    """Return UNAVAILABLE, naming what the system has nothing left of for a response: descriptors, memory."""
+    cause = (isinstance(error, OSError) and error.strerror) or "Cannot allocate memory"
+    return unavailable(f"the response cannot be sent: {cause}")
+
+
 class SpillFile:
-    """A memfd for outputs that do not fit into the lent slice. Owned by the batch until its frame was sent."""
+    """A memfd for outputs that do not fit into the lent slice. Owned by the batch until its frame was sent.
+
+    Making it and `reserve` raise UNAVAILABLE where the system has no descriptor or no memory left.
+    """
 
     def __init__(self) -> None:
-        self.fd = os.memfd_create("headrace-spill", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            self.fd = os.memfd_create("headrace-spill", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            raise exhausted(error) from error
         self._size = 0
 
     def reserve(self, nbytes: int) -> tuple[mmap.mmap, int]:
@@ -50,8 +62,11 @@ class SpillFile:
         """
         start = self._size
         self._size = start + (nbytes + PAGE - 1) // PAGE * PAGE
-        os.ftruncate(self.fd, self._size)
-        return mmap.mmap(self.fd, nbytes, offset=start), start
+        try:
+            os.ftruncate(self.fd, self._size)
+            return mmap.mmap(self.fd, nbytes, offset=start), start
+        except OSError as error:
+            raise exhausted(error) from error
 
     def seal(self) -> int:
         """Forbid every change of size (the reader's mapping can then never fault) and return the descriptor."""
@@ -104,7 +119,7 @@ class FrameSpace:
         self._spill: SpillFile | None = None
 
     def place(self, name: str, array: Array, declared: Mapping[str, DataType]) -> Tensor:
-        """Return the output as the server is told it; copies its elements. Raises INTERNAL as wire_type does."""
+        """Return the output as the server is told it; copies its elements. Raises as wire_type and SpillFile do."""
         datatype = wire_type(name, array, declared)
         data: Buffer | None = None
         if datatype is BYTES:

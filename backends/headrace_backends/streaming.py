@@ -15,7 +15,7 @@ import numpy as np
 from headrace_backends.batch import UNANSWERED, Batch
 from headrace_backends.batch_request import BatchRequest
 from headrace_backends.model_memory import ModelMemory
-from headrace_backends.outputs import FrameSpace
+from headrace_backends.outputs import FrameSpace, exhausted
 from headrace_protocol.datatype import BYTES, Array, DataType
 from headrace_protocol.errors import ErrorCode, InferError, cancelled, internal
 from headrace_protocol.messages import Execute, Parameter, Response, Responses, error_message
@@ -39,7 +39,10 @@ class Outlet(Protocol):
         ...
 
     def send(self, messages: Sequence[msgspec.Struct], descriptors: Sequence[int]) -> None:
-        """Send one frame; may block for as long as the server does not read. The descriptors stay the caller's."""
+        """Send one frame; may block for as long as the server does not read. The descriptors stay the caller's.
+
+        Raises OSError, having sent nothing, where the system has no descriptor or no memory left.
+        """
         ...
 
     def closed(self, batch: StreamingBatch) -> None:
@@ -187,7 +190,6 @@ class StreamingBatch(Batch):
         self._begun.add(response.request)
         if response.final:
             self._unfinished.discard(response.request)
-            self._end_in_sequence(response)
 
     def _end_in_sequence(self, response: Response) -> None:
         if self._sequences is not None:
@@ -198,8 +200,8 @@ def send_many(responses: Sequence[StreamResponse]) -> None:
     """Send a response to each of many requests, of any batches of one decoupled model, in one frame.
 
     It never waits: a request that is `paused` gets its response all the same, so leave it out. What is for a cancelled
-    request is not sent; `final` ends that request all the same. Raises INTERNAL, sending nothing, where one response
-    cannot be sent.
+    request is not sent; `final` ends that request all the same. Where one response cannot be sent it sends nothing, and
+    raises INTERNAL, or UNAVAILABLE where it is for want of descriptors or memory; every request may be answered still.
     """
     parts: list[tuple[StreamingBatch, Response]] = []
     with FrameSpace() as space:
@@ -218,7 +220,10 @@ def send_many(responses: Sequence[StreamResponse]) -> None:
 
 
 def _send(parts: Sequence[tuple[StreamingBatch, Response]], descriptors: Sequence[int]) -> None:
-    """Send one frame, unless a response in it follows the last one of its request."""
+    """Send one frame, unless a response in it follows the last one of its request.
+
+    Raises UNAVAILABLE where the system cannot take it: then no request counts as answered.
+    """
     outlet = parts[0][0]._outlet
     ending: set[tuple[int, int]] = set()
     by_batch: dict[StreamingBatch, list[Response]] = {}
@@ -231,8 +236,15 @@ def _send(parts: Sequence[tuple[StreamingBatch, Response]], descriptors: Sequenc
                 ending.add(key)
             by_batch.setdefault(batch, []).append(response)
         for batch, response in parts:
+            if response.final:
+                batch._end_in_sequence(response)
+        messages = [batch._responses(tuple(own)) for batch, own in by_batch.items()]
+        try:
+            outlet.send(messages, descriptors)
+        except (OSError, MemoryError) as error:
+            raise exhausted(error) from error
+        for batch, response in parts:
             batch._note(response)
-        outlet.send([batch._responses(tuple(own)) for batch, own in by_batch.items()], descriptors)
     for batch in by_batch:
         if not batch.open:
             outlet.closed(batch)

@@ -38,15 +38,20 @@ class Framer(Generic[T]):
     def encode(self, messages: Sequence[msgspec.Struct]) -> tuple[bytearray, int]:
         """Return (datagram, descriptor); the descriptor is -1 unless the frame had to go into a memfd.
 
-        The caller owns the descriptor, sends it as the datagram's first, and closes it.
+        The caller owns the descriptor, sends it as the datagram's first, and closes it. Raises OSError where there is
+        none to be had, or no memory for what it is to hold.
         """
         frame = bytearray(1)
         self._encoder.encode_into(messages, frame, 1)
         if len(frame) <= MAX_DATAGRAM:
             return frame, -1
         fd = os.memfd_create("headrace-frame", os.MFD_CLOEXEC)
-        with os.fdopen(fd, "wb", closefd=False) as file:
-            file.write(memoryview(frame)[1:])
+        try:
+            with os.fdopen(fd, "wb", closefd=False) as file:
+                file.write(memoryview(frame)[1:])
+        except BaseException:
+            os.close(fd)
+            raise
         return bytearray(b"\x01"), fd
 
     def decode(self, datagram: bytes | memoryview, descriptors: list[int]) -> list[T]:

@@ -35,7 +35,7 @@ class Plane(Protocol):
 class _UnderWay:
     """What every request under way has: a lease on its model until it is over, or cancelled, whichever is first."""
 
-    __slots__ = ("_access", "_caller", "_classes", "_model", "_plane", "pending")
+    __slots__ = ("_access", "_caller", "_classes", "_model", "_over", "_plane", "pending")
 
     def __init__(
         self, plane: Plane, model: LoadedModel, classes: dict[str, int] | None, request: InferenceRequest
@@ -45,18 +45,24 @@ class _UnderWay:
         self._caller = request.caller
         self._model = model
         self._classes = classes
+        self._over = False
         self.pending: Any = None
 
     def cancel(self) -> None:
         """Nobody waits for it any more; nothing is handed over then. Does nothing once it is over."""
         pending, self.pending = self.pending, None
         if pending is not None:
+            self._over = True
             if self._access is not None:
                 self._access.end(None)
             self._model.driver.cancel(pending)
             self._plane.leave_model(self._model, self._caller)
 
     def _end(self, outcome: Outcome) -> None:
+        """Note the end; nothing where it was noted before: a door that fails to take an outcome is told an error too."""
+        if self._over:
+            return
+        self._over = True
         self.pending = None
         if self._access is not None:
             self._access.end(outcome)

@@ -189,10 +189,14 @@ async def test_models_outlive_a_killed_zygote_and_new_ones_load(tmp_path: Path, 
         (zygote,) = psutil.Process(server.process.pid).children()
         async with SteadyLoad(server, "m", ROW) as load, open_door(server, kind) as door:
             zygote.kill()
+            said = f"backend identity: the zygote process {zygote.pid} ended: killed by SIGKILL"
+            await asyncio.to_thread(server.wait_for_log, said)
             await load.more()
             add_identity(tmp_path, "late")
             assert (await door.control("load", "late")).ok
             assert (await door.infer("late", ROW)).ok
+            (another,) = psutil.Process(server.process.pid).children()
+            assert psutil.Process(backend_pid(server, "late")).ppid() == another.pid
             assert (await door.control("unload", "late")).ok
             await load.more()
         assert load.failures() == []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import resource
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -102,6 +104,40 @@ async def test_what_a_killed_process_was_saying_fails_at_once_and_it_comes_back(
         assert "backend process" in answer.json()["error"]["message"]
     await asyncio.to_thread(server.wait_for_log, "tiny:1 serves again", 120)
     assert await short(client) == expected
+    assert "left behind" not in str(idle(server))
+
+
+@contextlib.contextmanager
+def no_descriptors(pid: int) -> Iterator[None]:
+    """Have the system refuse every new descriptor of a process."""
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+async def test_an_answer_for_which_there_is_no_descriptor_fails_alone(
+    server: RunningServer, client: httpx.AsyncClient
+) -> None:
+    process = backend_pid(server, "tiny")
+    large = {**SHORT, "max_tokens": 200, "ignore_eos": True, "logprobs": True, "top_logprobs": 20}
+    expected = await short(client)
+    stream = Streamed(client)
+    await asyncio.wait_for(stream.began.wait(), 60)
+    with no_descriptors(process):
+        refused = await client.post(CHAT, json=large)
+        assert refused.status_code == 503, refused.text
+        assert "Too many open files" in refused.json()["error"]["message"]
+        assert await short(client) == expected
+    assert not stream.task.done(), "it was under way meanwhile"
+    await stream.task
+    assert stream.text.endswith("data: [DONE]\n\n")
+    assert '"finish_reason":"length"' in stream.text
+    answer = await client.post(CHAT, json=large)
+    assert answer.status_code == 200, answer.text
+    assert backend_pid(server, "tiny") == process
     assert "left behind" not in str(idle(server))
 
 

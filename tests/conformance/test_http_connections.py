@@ -7,10 +7,12 @@ import json
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from http_connection import BODY, LAST, READY, SECONDS, Door, infer
+from headrace.gateway.http.connection import Connection
+from http_connection import BODY, LAST, READY, SECONDS, Door, generate, infer
 
 
 def open_descriptors() -> int:
@@ -28,6 +30,61 @@ def test_requests_of_one_connection_are_answered_one_after_the_other(on_door):
         assert [status for status, _, _ in answers] == [200] * 5
         assert [len(body) > 0 for _, _, body in answers] == [True, True, False, True, False]
         assert await client.rest() == b""
+
+    on_door(scenario)
+
+
+def test_a_fault_after_an_answer_was_written_writes_no_second_one(on_door, monkeypatch):
+    finished, streamed = Connection.finished, Connection.streamed
+
+    def faulty_finished(self: Connection, *of: Any) -> None:
+        finished(self, *of)
+        raise ZeroDivisionError
+
+    def faulty_streamed(self: Connection, *, keep_alive: bool) -> None:
+        streamed(self, keep_alive=keep_alive)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Connection, "finished", faulty_finished)
+    monkeypatch.setattr(Connection, "streamed", faulty_streamed)
+
+    async def scenario(door: Door) -> None:
+        client = await door.connect()
+        client.send(infer(), infer(), generate())
+        assert [(await client.answer())[0] for _ in range(2)] == [200, 200]
+        (stream,) = await door.data.begun()
+        stream.send(b"1", final=True)
+        assert (await client.head())[0] == 200
+        assert await client.event()
+        assert await client.chunk() == b""
+        client.send(LAST)
+        assert (await client.answer())[0] == 200
+        assert await client.rest() == b""
+
+    on_door(scenario)
+
+
+def test_a_fault_before_an_answer_was_written_is_the_answer(on_door, monkeypatch):
+    answer = Connection._answer
+    answers: list[object] = []
+
+    def faulty_once(self: Connection, *of: Any) -> None:
+        answers.append(of)
+        if len(answers) == 1:
+            raise ZeroDivisionError
+        answer(self, *of)
+
+    monkeypatch.setattr(Connection, "_answer", faulty_once)
+
+    async def scenario(door: Door) -> None:
+        client = await door.connect()
+        client.send(infer(), LAST)
+        status, _, body = await client.answer()
+        assert status == 500
+        assert "its log has the reason" in body.decode()
+        assert (await client.answer())[0] == 200
+        assert await client.rest() == b""
+        assert door.data.released == 1
 
     on_door(scenario)
 

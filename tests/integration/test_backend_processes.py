@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from clients import call, infer
+from figures import wait_until
 from harness import RunningServer, running
 from headrace.instances.process import ExecLauncher
 from headrace.instances.zygote import ZygoteLauncher
@@ -99,6 +100,10 @@ def descriptors_of(pid: int) -> set[str]:
     return found
 
 
+def sockets_of(pid: int) -> list[str]:
+    return [target for target in descriptors_of(pid) if target.startswith("socket:")]
+
+
 def environment_like_the_servers(folder: Path) -> Path:
     """Make an environment in which the server's Python runs, with the packages that it has."""
     (folder / "bin").mkdir(parents=True)
@@ -174,9 +179,9 @@ async def test_nothing_that_the_server_has_open_reaches_a_process_even_where_it_
         launcher = ZygoteLauncher("identity")
         children = [await ExecLauncher().launch(), await launcher.launch()]
         for child in children:
-            open_files = descriptors_of(child.pid)
-            assert not [target for target in open_files if str(tmp_path) in target]
-            assert len([target for target in open_files if target.startswith("socket:")]) == 1, open_files
+            assert not [target for target in descriptors_of(child.pid) if str(tmp_path) in target]
+            # a fork lets go of its zygote's first
+            wait_until("it has one socket", lambda pid=child.pid: len(sockets_of(pid)) == 1)
             child.socket.close()
             await child.wait()
         launcher.close()

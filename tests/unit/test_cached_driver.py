@@ -156,6 +156,21 @@ async def test_an_answer_is_given_again_with_its_parameters_and_the_id_of_the_re
     assert (statistics.inference_count, statistics.pending) == (0, 0)
 
 
+async def test_who_fails_to_take_an_answer_is_told_so_and_the_answer_given_back():
+    bench = Bench()
+    told = []
+
+    def fails_once(outcome) -> None:
+        told.append(outcome)
+        if len(told) == 1:
+            raise ZeroDivisionError
+
+    bench.submit(1.0).pending.done = fails_once
+    held = bench.behind.answer()
+    assert told[1].code is ErrorCode.INTERNAL
+    assert (len(told), held.released) == (2, 1)
+
+
 async def test_what_is_done_with_one_answer_does_not_change_the_next():
     bench = Bench()
     bench.submit(1)

@@ -9,9 +9,10 @@ import pytest
 from configs import model, tensor
 from headrace.dataplane import RegistryDataPlane
 from headrace.instances.signature import ModelSignature
+from headrace.scheduling.handing_over import hand_over
 from headrace.types import InferenceRequest, InferenceResponse, InputTensor, ServerMetadata
 from headrace_protocol.datatype import FP32
-from headrace_protocol.errors import InferError, unavailable
+from headrace_protocol.errors import ErrorCode, InferError, unavailable
 
 
 class Driver:
@@ -137,6 +138,40 @@ async def test_cancelling_twice_or_after_the_end_gives_the_lease_back_once(
     second.cancel()
     assert registry.leases == 0
     assert registry.model.driver.cancelled == [0]
+
+
+@pytest.mark.parametrize("begin", ["submit", "stream"])
+async def test_a_door_that_fails_to_take_an_answer_is_told_so_and_the_lease_ends_once(
+    plane: RegistryDataPlane, registry: Registry, begin: str
+) -> None:
+    told = []
+
+    def fails_once(outcome) -> None:
+        told.append(outcome)
+        if len(told) == 1:
+            raise ZeroDivisionError
+
+    getattr(plane, begin)(request(), fails_once)
+    answer = Answer()
+    assert not hand_over(registry.model.driver.done[0], answer)
+    assert (told[0], told[1].code) == (answer, ErrorCode.INTERNAL)
+    assert (answer.released, registry.leases, plane.under_way()) == (1, 0, 0)
+
+
+async def test_a_door_that_gives_up_as_it_fails_gives_its_lease_back_once(
+    plane: RegistryDataPlane, registry: Registry
+) -> None:
+    def gives_up(outcome) -> None:
+        if isinstance(outcome, InferenceResponse):
+            stream.cancel()
+            raise ZeroDivisionError
+
+    stream = plane.stream(request(), gives_up)
+    answer = Answer()
+    answer.final = False
+    assert not hand_over(registry.model.driver.done[0], answer)
+    assert registry.model.driver.cancelled == [0]
+    assert (registry.leases, plane.under_way()) == (0, 0)
 
 
 async def test_draining_waits_for_what_runs_and_refuses_the_rest(plane: RegistryDataPlane, registry: Registry) -> None:

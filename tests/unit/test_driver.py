@@ -164,11 +164,31 @@ async def test_a_cancel_after_the_answer_changes_nothing() -> None:
 async def test_who_fails_to_take_an_answer_does_not_cost_the_batch_theirs(caplog: pytest.LogCaptureFixture) -> None:
     _, instance, _, submit = make()
     bad, good = submit(1), submit(2)
-    bad.pending.done = lambda _: 1 / 0
+    told = []
+
+    def fails_once(outcome) -> None:
+        told.append(outcome)
+        if len(told) == 1:
+            raise ZeroDivisionError
+
+    bad.pending.done = fails_once
     await turn()
     instance.finish()
     assert value(await good.future) == 2
     assert "could not be handed over" in caplog.text
+    assert told[1].code is ErrorCode.INTERNAL, "it is told that, and does not wait for ever"
+    assert len(told) == 2
+    assert not instance.arena.ranges.allocated_bytes, "what the answer held is given back"
+
+
+async def test_who_cannot_even_take_an_error_costs_nobody_anything() -> None:
+    _, instance, _, submit = make()
+    bad, good = submit(1), submit(2)
+    bad.pending.done = lambda _: 1 / 0
+    await turn()
+    instance.finish()
+    assert value(await good.future) == 2
+    assert not instance.arena.ranges.allocated_bytes
 
 
 async def test_a_full_queue_refuses_and_counts() -> None:

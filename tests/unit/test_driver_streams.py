@@ -11,7 +11,7 @@ from headrace.scheduling.driver import SchedulerDriver
 from headrace.scheduling.factory import make_scheduler
 from headrace.types import InferenceRequest, InferenceResponse, InputTensor
 from headrace_protocol.datatype import FP32
-from headrace_protocol.errors import FailureReason, internal
+from headrace_protocol.errors import ErrorCode, FailureReason, internal
 from headrace_protocol.messages import BatchDone
 
 
@@ -138,6 +138,27 @@ async def test_an_error_ends_the_request_as_a_failure_after_its_good_responses()
     assert (stream.stats(0).success.count, stream.stats(1).fail.count, stream.stats(1).fail.ns) == (1, 1, 7)
     assert stream.statistics.failures[FailureReason.BACKEND] == 1
     assert stream.statistics.success_count == 0
+
+
+async def test_who_fails_to_take_a_response_gets_an_error_and_the_model_need_not_go_on() -> None:
+    stream = Stream()
+    told = []
+
+    def fails_at_the_second(outcome) -> None:
+        told.append(outcome)
+        if len(told) == 2:
+            raise ZeroDivisionError
+
+    stream.pending.done = fails_at_the_second
+    await stream.start()
+    stream.respond(50)
+    stream.respond(50)
+    assert told[2].code is ErrorCode.INTERNAL
+    assert stream._instance.cancels == [(1, 0)]
+    stream.respond(50)
+    stream.respond(50, final=True)
+    assert len(told) == 3
+    assert stream.released == 3, "all but the first, which its reader has"
 
 
 async def test_a_cancelled_request_counts_once_however_much_was_on_its_way() -> None:

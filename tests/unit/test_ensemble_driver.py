@@ -283,6 +283,24 @@ async def test_who_fails_to_take_an_answer_costs_nobody_anything(bench: Bench, c
     bench.nothing_is_left()
 
 
+async def test_who_fails_to_take_a_response_of_a_stream_gets_an_error_and_its_steps_are_cancelled() -> None:
+    bench = Bench(decoupled=True)
+    told = []
+
+    def fails_once(outcome) -> None:
+        told.append(outcome)
+        if len(told) == 1:
+            raise ZeroDivisionError
+
+    bench.submit(done=fails_once)
+    bench.a.steps[0].answer(1, final=False)
+    bench.b.steps[0].answer(2)
+    assert told[1].code is ErrorCode.INTERNAL
+    assert bench.a.steps[0].cancelled
+    assert len(told) == 2
+    bench.nothing_is_left()
+
+
 async def test_a_response_given_up_in_the_call_that_brought_it_ends_the_stream() -> None:
     bench = Bench(decoupled=True)
     pending = None

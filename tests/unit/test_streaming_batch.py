@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -71,6 +75,17 @@ def refused(call: Callable[[], None], code: ErrorCode = ErrorCode.INTERNAL) -> s
 
 def codes(model: LoadedModel, batch: Batch) -> list[list[str]]:
     return [[answer.code for answer in answers] for answers in model.streams.so_far(batch)]
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Have the system refuse every new descriptor."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def started(call: Callable[[], None]) -> threading.Thread:
@@ -292,6 +307,50 @@ def test_a_response_that_cannot_be_sent_leaves_no_descriptor_behind(model: Loade
     assert descriptors() == before
     request.send({"OUTPUT0": large})
     assert descriptors() == before
+
+
+LARGE = np.zeros((1, INLINE_BYTES), np.float32)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda request: request.send({"OUTPUT0": LARGE}),
+        lambda request: request.respond({"OUTPUT0": LARGE}),
+        lambda request: send_many([StreamResponse(request, {"OUTPUT0": LARGE}, final=True)]),
+    ],
+)
+def test_a_response_that_finds_no_descriptor_is_refused_and_its_request_may_be_failed(
+    model: LoadedModel, call: Callable[[BatchRequest], None]
+) -> None:
+    batch = opened(model, 2)
+    first, second = batch.requests
+    with no_descriptors():
+        assert "Too many open files" in refused(lambda: call(first), ErrorCode.UNAVAILABLE)
+        second.send({"OUTPUT0": ONE})
+        assert not first.answered
+        first.fail(invalid("no further"))
+    assert codes(model, batch) == [["INVALID_ARG"], [""]]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), MemoryError()])
+def test_requests_of_a_frame_that_the_system_does_not_take_are_open_still(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    batch = opened(model, 2)
+
+    def send(*_: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as lacking:
+        lacking.setattr(model.streams, "send", send)
+        parts = [StreamResponse(request, {"OUTPUT0": ONE}, final=True) for request in batch.requests]
+        assert "Cannot allocate memory" in refused(lambda: send_many(parts), ErrorCode.UNAVAILABLE)
+    assert [request.answered for request in batch.requests] == [False, False]
+    batch.requests[0].respond({"OUTPUT0": ONE})
+    batch.requests[1].complete()
+    assert codes(model, batch) == [[""], [""]]
+    assert not batch.open
 
 
 def test_a_batch_answered_as_a_whole_gives_each_open_request_its_rows(model: LoadedModel) -> None:

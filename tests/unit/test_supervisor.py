@@ -133,13 +133,38 @@ async def test_a_launch_given_up_while_the_zygote_starts_ends_the_zygote() -> No
     await until(lambda: held() == before)
 
 
-async def test_children_outlive_their_zygote_and_the_next_launch_gets_a_new_one() -> None:
+async def test_a_zygote_that_dies_as_it_starts_costs_the_launch_nothing_and_the_next_gets_another() -> None:
+    launcher = ZygoteLauncher("identity")
+    before, count = {process.pid for process in psutil.Process().children()}, held()[0]
+    launch = asyncio.create_task(launcher.launch())
+    await until(lambda: held()[0] == count + 1)
+    (zygote,) = (process for process in psutil.Process().children() if process.pid not in before)
+    zygote.kill()
+    async with asyncio.timeout(10):
+        first = await launch
+        second = await launcher.launch()
+    assert psutil.Process(first.pid).ppid() == os.getpid()
+    assert psutil.Process(psutil.Process(second.pid).ppid()).cmdline()[3] == "zygote"
+    for child in (first, second):
+        child.kill()
+        await child.wait()
+        child.socket.close()
+    launcher.close()
+
+
+async def test_children_outlive_their_zygote_and_the_next_launch_gets_a_new_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     launcher = ZygoteLauncher("identity")
     before = {process.pid for process in psutil.Process().children()}
     first = await launcher.launch()
     (zygote,) = (process for process in psutil.Process().children() if process.pid not in before)
     zygote.kill()
     second = await launcher.launch()
+    assert f"backend identity: the zygote process {zygote.pid} ended: killed by SIGKILL" in caplog.text
+    assert psutil.Process(psutil.Process(second.pid).ppid()).cmdline()[3] == "zygote", (
+        "at once, though it was just asked"
+    )
     assert psutil.pid_exists(first.pid)
     os.kill(first.pid, signal.SIGKILL)
     second.kill()

@@ -13,7 +13,7 @@ from headrace_backends.llm.engine import EngineCall, EngineStats, Listener, Text
 from headrace_backends.llm.engine_loop import EngineLoop
 from headrace_backends.llm.engine_setup import requests_of
 from headrace_backends.llm.grammar import ReasoningMarks
-from headrace_backends.llm.grammar_compiler import GrammarCompiler
+from headrace_backends.llm.grammar_source import ModelGrammars
 from headrace_backends.llm.request import GenerationRequest
 from headrace_backends.llm.settings import Settings
 from headrace_protocol.generation import ModelCard
@@ -30,12 +30,14 @@ class LoopEngine(ABC, Generic[_Text]):
         self._card: ModelCard | None = None
         self._text: _Text | None = None
         self._eos: frozenset[int] = frozenset()
-        self._grammars: GrammarCompiler | None = None
+        self._grammars: ModelGrammars | None = None
         self._reasoning: ReasoningMarks | None = None
 
     def open(self, listener: Listener) -> None:
         try:
             self._open(listener)
+            if self._grammars is not None:
+                self._grammars.tokens.wait()
         except BaseException:
             self.close()
             raise

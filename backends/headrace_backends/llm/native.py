@@ -127,7 +127,11 @@ class NativeEngine(LoopEngine[HfTextCodec]):
         self._card = card_of(settings, loaded, self._text, length, adapters.ranks)
         self._reasoning = marks_of(self._card.reasoning_format, self._text)
         self._grammars = grammars_of(
-            loaded.tokenizer, loaded.eos_token_ids, loaded.vocab_size, reasoning=self._reasoning
+            loaded.tokenizer,
+            loaded.eos_token_ids,
+            loaded.vocab_size,
+            reasoning=self._reasoning,
+            ahead="generate" in self._card.tasks,
         )
 
     def close(self) -> None:

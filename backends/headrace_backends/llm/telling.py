@@ -21,6 +21,8 @@ from headrace_protocol.errors import ErrorCode, ErrorDetail, InferError, cancell
 
 _LOG: Final = logging.getLogger(__name__)
 MOST_JOINED: Final = 256
+_AGAIN_S: Final = 0.1
+"""Seconds until an end that could not be told is told again."""
 MAX_CALLS: Final = 16384
 """Calls under way; engines refuse long before, by their own limits."""
 _TOO_SLOW: Final = unavailable("the client reads too slowly: more waits for it than may be kept")
@@ -65,6 +67,8 @@ class Teller:
         self._clock: Final = clock
         self._most_joined: Final = most_joined
         self._calls: Final[dict[int, OpenCall]] = {}
+        self._owed: Final[dict[int, OpenCall]] = {}
+        """Those of them whose error could not be sent: it is tried again in each round."""
         self._queue: Final[SimpleQueue[_News | OpenCall | InferError | None]] = SimpleQueue()
         self._thread: Final = Thread(target=self._run, name="llm-telling", daemon=True)
 
@@ -112,12 +116,8 @@ class Teller:
 
     def _run(self) -> None:
         while True:
-            items = [self._queue.get()]
-            with contextlib.suppress(Empty):
-                while len(items) < self._most_joined:
-                    items.append(self._queue.get_nowait())
             try:
-                ended = self.round(items)
+                ended = self.round(self._next())
             except Exception as error:
                 _LOG.exception("telling failed")
                 self._on_broken(internal(f"telling failed: {type(error).__name__}: {error}"))
@@ -125,9 +125,19 @@ class Teller:
             if ended:
                 return
 
+    def _next(self) -> list[_News | OpenCall | InferError | None]:
+        """Wait for what comes next and return it with what has come since; may return nothing while errors are owed."""
+        items: list[_News | OpenCall | InferError | None] = []
+        with contextlib.suppress(Empty):
+            items.append(self._queue.get(timeout=_AGAIN_S if self._owed else None))
+            while len(items) < self._most_joined:
+                items.append(self._queue.get_nowait())
+        return items
+
     def round(self, items: Iterable[_News | OpenCall | InferError | None]) -> bool:
         """Take what has come, and send what is due; return whether that was the end."""
-        touched: dict[int, OpenCall] = {}
+        touched = dict(self._owed)
+        self._owed.clear()
         broken: InferError | None = None
         ended = False
         for item in items:
@@ -169,9 +179,7 @@ class Teller:
             elif call.error is not None:
                 self._end(call, call.error)
             elif call.too_much:
-                self._abort(call.number)
-                self._left(call)
-                self._end(call, _TOO_SLOW)
+                self._give_up(call, _TOO_SLOW)
             elif call.due and not request.paused:
                 self._write(call, now_ns, parts)
         if parts:
@@ -190,10 +198,12 @@ class Teller:
             else:
                 call.request.respond(response.outputs or {})
                 self._forget(call)
+        except InferError as error:
+            _LOG.warning("call %d cannot be told: %s", call.number, error)
+            self._give_up(call, error)
         except Exception as error:
             _LOG.exception("call %d cannot be told", call.number)
-            self._abort(call.number)
-            self._end(call, internal(f"the answer cannot be told: {type(error).__name__}: {error}"))
+            self._give_up(call, internal(f"the answer cannot be told: {type(error).__name__}: {error}"))
 
     def _send_parts(self, parts: Sequence[tuple[OpenCall, StreamResponse]]) -> None:
         try:
@@ -201,21 +211,38 @@ class Teller:
         except InferError:
             for call, response in parts:
                 self._send_alone(call, response)
-        for call, response in parts:
-            if response.final:
-                self._forget(call)
+            return
+        self._sent(parts)
 
     def _send_alone(self, call: OpenCall, response: StreamResponse) -> None:
         try:
             send_many([response])
         except InferError as error:
-            self._abort(call.number)
-            self._end(call, error)
+            _LOG.warning("call %d cannot be told: %s", call.number, error)
+            self._give_up(call, error)
+        else:
+            self._sent([(call, response)])
+
+    def _sent(self, parts: Sequence[tuple[OpenCall, StreamResponse]]) -> None:
+        for call, response in parts:
+            if response.final:
+                self._forget(call)
+
+    def _give_up(self, call: OpenCall, error: InferError) -> None:
+        """End a call that the engine may be at still."""
+        self._abort(call.number)
+        self._left(call)
+        self._end(call, error)
 
     def _end(self, call: OpenCall, error: InferError) -> None:
-        """End a call with an error."""
-        with contextlib.suppress(InferError):  # it has had its last response
+        """End a call with an error: in a later round, where the system has nothing left to send it with."""
+        try:
             call.request.fail(error)
+        except InferError as failure:
+            if failure.code is ErrorCode.UNAVAILABLE:
+                call.error = error
+                self._owed[call.number] = call
+                return  # else it has had its last response
         self._forget(call)
 
     def _forget(self, call: OpenCall) -> None:

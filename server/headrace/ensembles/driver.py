@@ -20,6 +20,7 @@ from headrace.observability.tracing import trace_end, trace_response
 from headrace.repository.ensemble_config import Ensemble
 from headrace.scheduling.batch_driver import Outcome
 from headrace.scheduling.ensemble_plan import EnsemblePlan
+from headrace.scheduling.handing_over import hand_over
 from headrace.types import InferenceResponse
 from headrace_protocol.errors import FailureReason, InferError
 
@@ -113,10 +114,8 @@ class EnsembleDriver:
             self._over(request, outcome)
         elif request.prepared.request.trace is not None:
             trace_response(request.prepared.request.trace, outcome)
-        try:
-            done(outcome)
-        except Exception:  # whoever fails to take its answer must not cost others theirs
-            _log.exception("an answer could not be handed over")
+        if not hand_over(done, outcome):
+            self.cancel(request)
 
     def _over(self, request: EnsembleRequest, outcome: Outcome | None) -> None:
         self._requests.discard(request)

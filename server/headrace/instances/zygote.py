@@ -1,7 +1,8 @@
 """The server's side of a zygote: backend processes forked from one that has the framework imported already.
 
 Forking costs a model a few milliseconds and megabytes where exec costs it a whole import. A backend that says it is
-not fork-safe, or a zygote that fails, falls back to exec.
+not fork-safe, or a zygote that cannot fork, falls back to exec; in the place of one that has died another is started when it
+is needed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from headrace_protocol.zygote import MAX_MESSAGE, Exited, Fork, Forked, FromZygo
 
 _log = logging.getLogger("headrace.instances")
 _HELLO_TIMEOUT_S = 60.0
+_TRIES = 2
+"""Zygotes that a launch asks, where one dies as it is asked."""
 
 
 class ZygoteChild:
@@ -71,9 +74,13 @@ class ZygoteChild:
 
 
 class Zygote:
-    """One running zygote. `alive` turns False with its end; children forked before live on."""
+    """One running zygote. `alive` turns False with its end; children forked before live on.
+
+    Where it dies of itself that is logged at once.
+    """
 
     def __init__(self, backend: str, interpreter: str, variables: Mapping[str, str]) -> None:
+        self._backend = backend
         ours, theirs = channel_pair()
         ours.setblocking(False)
         with theirs:
@@ -97,7 +104,8 @@ class Zygote:
         """Forks asked for, by serial: who waits for the child, and the server's end of its channel."""
         self._children: dict[int, ZygoteChild] = {}
         loop = asyncio.get_running_loop()
-        self.hello: asyncio.Future[Hello] = loop.create_future()
+        self.hello: asyncio.Future[Hello | None] = loop.create_future()
+        """What it said first; None where it was gone before."""
         loop.add_reader(ours.fileno(), self._readable)
 
     async def fork(self) -> Child:
@@ -109,6 +117,7 @@ class Zygote:
                 socket.send_fds(self._socket, [self._encoder.encode(Fork(self._serial + 1))], [theirs.fileno()])
             except OSError:
                 ours.close()
+                self._readable()  # it may say no more: that it has died
                 raise
         self._serial += 1
         self._forks[self._serial] = answer, ours
@@ -133,6 +142,8 @@ class Zygote:
             answer.set_result(child)
 
     def _readable(self) -> None:
+        if not self.alive:
+            return
         try:
             data = self._socket.recv(MAX_MESSAGE)
             message = self._decoder.decode(data) if data else None
@@ -142,7 +153,7 @@ class Zygote:
             message = None
         match message:
             case None:
-                self.close()
+                self._died()
             case Hello():
                 if not self.hello.done():
                     self.hello.set_result(message)
@@ -150,6 +161,17 @@ class Zygote:
                 self._forked(message)
             case Exited(pid=pid, status=status):
                 self._children.pop(pid).exited(describe_status(status))
+
+    def _died(self) -> None:
+        self.close()
+        how = describe_status(self._popen.returncode)
+        _log.warning(
+            "backend %s: the zygote process %d ended: %s; the models that it started go on, and the next to be loaded "
+            "starts another",
+            self._backend,
+            self._popen.pid,
+            how,
+        )
 
     def close(self) -> None:
         """Let the zygote end; its children are not touched. Idempotent."""
@@ -159,7 +181,7 @@ class Zygote:
         asyncio.get_running_loop().remove_reader(self._socket.fileno())
         self._socket.close()
         if not self.hello.done():
-            self.hello.set_result(Hello("the zygote process ended"))
+            self.hello.set_result(None)
         for serial in list(self._forks):
             self._forked(Forked(serial, 0, "the zygote process ended"))
         for child in self._children.values():
@@ -184,16 +206,23 @@ class ZygoteLauncher:
         self._starting = asyncio.Lock()
 
     async def launch(self) -> Child:
-        """Start one process."""
-        zygote = await self._ready_zygote()
-        if zygote is not None:
+        """Start one process. Raises OSError where the system refuses."""
+        for _ in range(_TRIES):
+            zygote = await self._ready_zygote()
+            if zygote is None:
+                break
             try:
                 return await zygote.fork()
             except OSError as error:
-                _log.warning("backend %s: the zygote cannot fork (%s), starting a process anew", self._backend, error)
+                if zygote.alive:
+                    _log.warning(
+                        "backend %s: the zygote cannot fork (%s), starting a process anew", self._backend, error
+                    )
+                    break
         return await self._exec.launch()
 
     async def _ready_zygote(self) -> Zygote | None:
+        """Return one that can fork, starting it where there is none; None where there is to be none, or it died at once."""
         async with self._starting:
             if self._refused:
                 return None
@@ -205,9 +234,12 @@ class ZygoteLauncher:
                     hello = await zygote.hello
             except TimeoutError:
                 hello = Hello(f"no sign of life within {_HELLO_TIMEOUT_S:g} s")
+                _log.warning("backend %s: the zygote gave %s", self._backend, hello.refusal)
             except asyncio.CancelledError:
                 zygote.close()
                 raise
+            if hello is None:
+                return None
             if hello.refusal:
                 _log.debug("backend %s is not forked: %s", self._backend, hello.refusal)
                 self._refused = True

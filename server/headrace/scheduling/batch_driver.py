@@ -18,6 +18,7 @@ from headrace.instances.signature import ModelSignature, PreparedRequest
 from headrace.observability.logging import VERBOSE_2
 from headrace.observability.statistics import ModelStatistics
 from headrace.observability.tracing import trace_end, trace_response
+from headrace.scheduling.handing_over import hand_over
 from headrace.scheduling.ordering import OrderedRelease
 from headrace.scheduling.scheduler import QueuedRequest
 from headrace.types import InferenceResponse
@@ -107,6 +108,10 @@ class BatchDriver(ABC):
         self._stalled: list[QueuedRequest] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
+
+    @abstractmethod
+    def cancel(self, pending: Pending) -> None:
+        """Nobody waits for this request any more."""
 
     def flow(self, pending: Pending, *, paused: bool) -> None:
         """Hold the further responses of a running request back, or let them come again."""
@@ -277,7 +282,8 @@ class BatchDriver(ABC):
             outcome.id = pending.prepared.request.id
             if pending.prepared.request.trace is not None:
                 trace_response(pending.prepared.request.trace, outcome)
-            self._hand_over(pending.done, outcome)
+            if not hand_over(pending.done, outcome):
+                self.cancel(pending)
 
     def _count_response(self, pending: Pending, outcome: Outcome, now: int) -> None:
         if pending.done is None and not isinstance(outcome, InferError) and not outcome.final:
@@ -354,13 +360,7 @@ class BatchDriver(ABC):
                 return
             identifier = pending.prepared.request.id[:80]
             _log.debug("model %s: request %r failed: %s", self._signature.name, identifier, outcome)
-        self._hand_over(done, outcome)
-
-    def _hand_over(self, done: Callable[[Outcome], None], outcome: Outcome) -> None:
-        try:
-            done(outcome)
-        except Exception:  # whoever fails to take its answer must not cost the rest of the batch theirs
-            _log.exception("an answer could not be handed over")
+        hand_over(done, outcome)
 
     def _age(self, pending: Pending) -> int:
         return self._now_ns() - pending.prepared.request.received_ns

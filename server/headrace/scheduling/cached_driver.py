@@ -21,6 +21,7 @@ from headrace.observability.tracing import trace_end
 from headrace.response_cache import DamagedEntryError, ResponseCache, decode_entry, encode_entry, request_key
 from headrace.scheduling.batch_driver import Outcome
 from headrace.scheduling.driver import Driver
+from headrace.scheduling.handing_over import hand_over
 from headrace.scheduling.ordering import OrderedRelease
 from headrace.scheduling.scheduler import QueuedRequest
 from headrace.types import InferenceResponse, OutputTensor, Parameter
@@ -278,10 +279,7 @@ class CachedDriver:
             if isinstance(outcome, InferenceResponse):
                 outcome.release()
             return
-        try:
-            done(outcome)
-        except Exception:  # whoever fails to take its answer must not cost others theirs
-            _log.exception("an answer could not be handed over")
+        hand_over(done, outcome)
 
 
 def _input_bytes(prepared: PreparedRequest) -> int:

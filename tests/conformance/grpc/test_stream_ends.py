@@ -137,9 +137,9 @@ async def test_messages_above_the_limit_end_the_stream(open_door):
     """A bomb too: what counts is the size after decompression."""
     door = await open_door(max_message_size=100_000)
     for data, kind in ((100_001, grpc.Compression.NoCompression), (50_000_000, grpc.Compression.Gzip)):
-        client = StreamClient(door, compression=kind)
+        client, before = StreamClient(door, compression=kind), len(door.data.streams)
         await client.send(infer_request("stream", id=str(data)))
-        running = (await door.data.begun(len(door.data.streams) + 1))[-1]
+        running = (await door.data.begun(before + 1))[-1]
         await client.send(infer_request(data=bytes(data)))
         await client.receive()
         assert await client.status() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -15,7 +15,7 @@ from headrace_backends.llm.request import FinishReason
 from headrace_backends.llm.sampling_params import SamplingParams
 from headrace_backends.llm.telling import _News
 from headrace_protocol.errors import ErrorCode, ErrorDetail, InferError, internal
-from telling_fakes import Telling, chance, out
+from telling_fakes import NO_DESCRIPTOR, Telling, chance, out
 
 
 @pytest.fixture
@@ -197,6 +197,40 @@ def test_one_response_that_cannot_be_sent_keeps_nobody_elses(t: Telling) -> None
     t.told(*(Told(number, [out("x", end=STOP)]) for number in range(3)))
     assert [client.text for client in clients] == ["x"] * 3
     assert not len(t.teller)
+
+
+def test_a_response_that_finds_no_descriptor_ends_its_call_alone(t: Telling) -> None:
+    clients = [t.call(number) for number in range(3)]
+    t.lacking = [clients[1]]
+    t.told(*(Told(number, [out("x")]) for number in range(3)))
+    t.lacking = []
+    t.told(*(Told(number, [out("y", end=STOP)]) for number in range(3)))
+    assert [(client.text, client.final) for client in clients] == [("xy", True), ("", False), ("xy", True)]
+    assert (clients[1].error, t.aborted) == (NO_DESCRIPTOR, [1])
+    assert (len(t.teller), t.broken) == (0, [])
+
+
+def test_an_answer_in_one_piece_that_finds_no_descriptor_fails_with_the_cause(t: Telling) -> None:
+    client = t.call(1, decoupled=False, stream=False)
+    client.tell = lambda _: (_ for _ in ()).throw(NO_DESCRIPTOR)  # type: ignore[method-assign]
+    t.told(Told(1, [out("x", end=STOP)]))
+    assert client.error is NO_DESCRIPTOR
+    assert (len(t.teller), t.broken) == (0, [])
+
+
+def test_an_error_that_cannot_be_told_is_told_when_it_can(t: Telling) -> None:
+    owed, other = t.call(1), t.call(2)
+    call = t.teller._calls[1]
+    t.lacking, owed.failures = [owed], [NO_DESCRIPTOR] * 2
+    t.told(Told(1, [out("x")]), Told(2, [out("x")]))
+    t.told(Told(1, [out("y")]), Told(2, [out("y", end=STOP)]))
+    assert (owed.error, call.ended.is_set()) == (None, False)
+    assert other.final
+    t.teller.start()
+    assert call.ended.wait(10), "nothing else comes to be told"
+    t.teller.close()
+    assert (owed.error, owed.text) == (NO_DESCRIPTOR, "")
+    assert t.broken == []
 
 
 def test_a_form_that_fails_fails_its_call_alone(t: Telling) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from headrace.access.caller import Caller, Grant, Role
 from headrace.gateway.gatekeeper import Gatekeeper
+from headrace.gateway.http.openai.text_rows import TextRows
 from headrace.types import TensorMetadata
 from headrace_protocol import datatype as dt
 from headrace_protocol.errors import ErrorCode, FailureReason, InferError
@@ -48,6 +49,22 @@ async def test_a_declared_model_answers_as_openai_does(door):
     }
     (request,) = door.data.requests
     assert (request.id, request.inputs[0].shape) == ("mine", (2, 1))
+
+
+async def test_a_fault_of_our_own_is_the_answer(door, monkeypatch):
+    def fault(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(TextRows, "_rows", fault)
+    status, _, answer = await door.post(PATH, {"model": "vectors", "input": ["abc", "aa"]})
+    assert (status, answer["error"]["message"]) == (
+        500,
+        "the server failed to hand the answer over; its log has the reason",
+    )
+    monkeypatch.undo()
+    monkeypatch.setattr(TextRows, "_end", fault)
+    status, _, answer = await door.post(PATH, {"model": "vectors", "input": ["abc", "aa"]})
+    assert status == 500, answer
 
 
 async def test_vectors_in_base64_are_the_same_numbers(door):

@@ -142,7 +142,9 @@ class LlamaCppEngine(LoopEngine[LlamaCppText]):
             embedding_width=model.width,
         )
         self._reasoning = marks_of(self._card.reasoning_format, text)
-        self._grammars = grammars_of(tokenizer, self._eos, model.vocab_size, reasoning=self._reasoning)
+        self._grammars = grammars_of(
+            tokenizer, self._eos, model.vocab_size, reasoning=self._reasoning, ahead="generate" in self._card.tasks
+        )
 
     def _requests(self, call: EngineCall) -> Sequence[GenerationRequest]:
         if call.adapter is not None and call.adapter not in {adapter.name for adapter in self.card.adapters}:

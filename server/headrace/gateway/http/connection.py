@@ -348,7 +348,9 @@ class Connection(asyncio.BufferedProtocol):
             self._begin(request)
 
     def finished(self, request: HttpRequest, result: Answer | Exception) -> None:
-        """Write the whole answer of a request that was begun, and go on."""
+        """Write the whole answer of a request that was begun, and go on; nothing where it has one."""
+        if request.answered:
+            return
         self._under_way = self._stream = None
         self._active = False
         self._answer(request, result if isinstance(result, Answer) else failure(result, request.url))
@@ -410,6 +412,7 @@ class Connection(asyncio.BufferedProtocol):
             coding = negotiate(request, answer)
             if coding is not Coding.IDENTITY:
                 if len(answer.body) > _COMPRESS_INLINE:
+                    request.answered = True
                     self._start(self._run_compression(request, answer, coding))
                     return
                 answer.body = compress(answer.body, coding)
@@ -423,6 +426,7 @@ class Connection(asyncio.BufferedProtocol):
         body = answer.body if request.method != b"HEAD" else b""
         if request.trace is not None:
             request.trace.mark(HTTP_SEND_START)
+        request.answered = True
         if len(body) < _JOIN_BELOW:
             self._transport.write(head + body)
         else:

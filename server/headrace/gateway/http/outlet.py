@@ -29,11 +29,12 @@ class Line(Protocol):
 class ConnectionOutlet:
     """Implements request.Outlet for one request of a connection."""
 
-    __slots__ = ("_connection", "_head", "_keep_alive", "_request")
+    __slots__ = ("_connection", "_ended", "_head", "_keep_alive", "_request")
 
     def __init__(self, connection: Line, request: HttpRequest) -> None:
         self._connection = connection
         self._request = request
+        self._ended = False
         self._head: Answer | None = None
         self._keep_alive = request.keep_alive and not request.old
 
@@ -51,7 +52,10 @@ class ConnectionOutlet:
         self._head = head
 
     def send(self, piece: bytes, *, last: bool = False) -> None:
-        """Send a piece."""
+        """Send a piece; nothing after the last one, which belongs to another answer by then."""
+        if self._ended:
+            return
+        self._ended = last
         old = self._request.old
         data = piece if old or not piece else chunk_of(piece)
         if last and not old:

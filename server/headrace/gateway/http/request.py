@@ -53,6 +53,7 @@ class HttpRequest:
     """One request. Its owner is the connection, from the end of its head until its answer is written."""
 
     __slots__ = (
+        "answered",
         "began_ns",
         "body",
         "caller",
@@ -82,6 +83,8 @@ class HttpRequest:
         self.keep_alive = keep_alive
         self.old = False
         """Whether it speaks HTTP/1.0."""
+        self.answered = False
+        """Whether its answer is written, or on its way: what comes after belongs to the next one."""
         self.target: Target | None = None
         """What is asked for; None where `early` says why it is not to be had."""
         self.early: Answer | None = None

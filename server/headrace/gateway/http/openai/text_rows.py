@@ -50,6 +50,7 @@ class TextRows:
         self._parts: dict[int, Rows] = {}
         self._under_way: dict[int, Cancellable] = {}
         self._next = 0
+        self._over = False
 
     def begin(self, timeout_us: int = 0) -> None:
         """Send the first requests. Raises InferError, with none of them under way, where one is refused."""
@@ -62,6 +63,7 @@ class TextRows:
 
     def cancel(self) -> None:
         """Nobody waits any more."""
+        self._over = True
         under_way, self._under_way = self._under_way, {}
         self._next = len(self._starts)
         for request in under_way.values():
@@ -94,8 +96,9 @@ class TextRows:
 
     def _take(self, number: int, outcome: Outcome) -> None:
         try:
-            if self._under_way.pop(number, None) is None:  # it was cancelled in this turn of the loop
+            if self._over:  # it was cancelled in this turn of the loop
                 return
+            self._under_way.pop(number, None)
             if isinstance(outcome, InferError):
                 raise outcome
             self._parts[number] = self._rows(outcome, number)
