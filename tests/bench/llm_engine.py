@@ -5,7 +5,8 @@
 Both ways of a row take turns, `--rounds` of them; the median of the rounds' ratios is told with the least and the highest, in
 time of the wall and of this process's processors: the second still means something where others use the machine. Tokens
 of both ways are compared. Rows, and what they are, are in `llm_engine_rows.py`; one JSON object is printed of each. The first
-line has the machine, and the speed of its memory: a step of one stream reads all weights, and cannot be faster than that.
+line has the machine, and the speed at which that many threads read memory: a step of one stream reads all weights, and cannot be
+faster than that.
 """
 
 from __future__ import annotations
@@ -15,29 +16,17 @@ import json
 import os
 import statistics
 import sys
-import time
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import numpy as np
 import torch
 from llm_engine_rows import ROWS, Bench
+from memory_speed import memory_speed
 
 from headrace_backends.llm.loading import load
 from language_models import smollm2_folder
-
-
-def memory_speed() -> float:
-    """Return how many GB/s one thread reads."""
-    numbers = np.ones(2**25)
-    times = []
-    for _ in range(5):
-        begin = time.perf_counter()
-        numbers.sum()
-        times.append(time.perf_counter() - begin)
-    return numbers.nbytes / min(times) / 1e9
 
 
 def main() -> None:
@@ -55,7 +44,7 @@ def main() -> None:
     loaded = load(path, arguments.dtype)
     size = sum(parameter.nbytes for parameter in loaded.model.parameters())
     bench = Bench(loaded, path, fuse=not arguments.plain, quantization=arguments.quantization)
-    speed = memory_speed()
+    speed = memory_speed(arguments.threads)
     head = {
         "model": path.name, "dtype": str(loaded.dtype), "threads": arguments.threads,
         "load_average": os.getloadavg()[0], "memory_GB_per_s": round(speed, 1), "weights_MB": round(size / 1e6),
