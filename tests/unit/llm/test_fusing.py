@@ -7,7 +7,7 @@ import torch
 
 from headrace_backends.llm import fusing
 from headrace_backends.llm.fusing import fused
-from headrace_backends.llm.packed_linears import packed
+from headrace_backends.llm.packed_linears import multiplies_bf16, packed
 from headrace_backends.llm.runner import TorchRunner, probed
 from headrace_backends.llm.sampling_params import SamplingParams
 from language_models import BLOCK, GREEDY, Engine, generated_by_transformers, request, tiny
@@ -50,6 +50,28 @@ def test_in_bf16_logits_are_those_of_transformers_but_for_rounding(kind):
             for engine in (plain, by_parts)
         )
         assert one == pytest.approx(other, abs=0.35)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_seeded_text_has_the_same_bits_alone_and_among_others(kind, dtype, quantization):
+    if dtype == torch.bfloat16 and multiplies_bf16():
+        pytest.skip("this processor multiplies bf16 by oneDNN, which rounds prompts otherwise than single rows")
+    drawn = SamplingParams(temperature=1.0, max_tokens=24, ignore_eos=True, logprobs=0)
+    prompts = [[5 + at, 9, 300, 17] * (at + 1) for at in range(9)]
+
+    def ran(chosen):
+        runner = TorchRunner(tiny(kind).to(dtype), 200, BLOCK, 512, fuse=True, quantization=quantization)
+        engine = Engine(None, runner=runner, max_num_batched_tokens=2048)
+        engine.run([request(str(at), prompts[at], drawn, seed=at) for at in chosen])
+        return {
+            at: [each.chosen for result in engine.results[str(at)] for each in result.logprobs or ()] for at in chosen
+        }
+
+    together = ran(range(len(prompts)))
+    for at in (0, 3, 8):
+        assert ran([at])[at] == together[at]
 
 
 def test_biases_and_heads_that_are_not_tied_are_taken_over():

@@ -12,14 +12,14 @@ from functools import cache
 from typing import Any, Final
 
 import numpy as np
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from headrace_backends.llm.kernels.emitting import SOURCES, at, compiled, narrow, prefetch_line, take
 from headrace_backends.llm.kernels.pool import Kernel
-from headrace_backends.llm.kernels.products import pointer_to, splat
+from headrace_backends.llm.kernels.products import pointer_to, splat, wide_registers
 
 FP32, BF16, INT8, INT4 = range(4)
 """How weights are kept. Of integers each `SHARED` weights of an output have a factor in fp16, and those of 4 bits a number too,
@@ -37,6 +37,10 @@ _DEPTH: Final = 512
 """Inputs that are gone through at a time where there are many rows: what is widened for them stays in the second cache."""
 _ROWS: Final = 64
 """Rows that a thread takes at a time."""
+_TOGETHER: Final = 8
+"""Groups of outputs that a thread takes at a time, at most: what it asked for ahead is then for itself."""
+_PARTS: Final = 12
+"""Tasks of a product at least, if it has so many groups."""
 _UNROLLED: Final = {True: 4, False: 2}
 """Inputs, or pairs of INT4, that a loop goes on by, for one or two rows and for more."""
 _AHEAD: Final = 8192
@@ -52,7 +56,7 @@ _WIDE: Final = ir.VectorType(_I32, LANES)
 
 def _registers() -> int:
     """Return how many vectors of `LANES` numbers the processor has room for, for sums."""
-    return 12 if binding.get_host_cpu_features().get("avx512f") else 6
+    return 12 if wide_registers() else 6
 
 
 def _panels_at_once(rows: int) -> int:
@@ -253,6 +257,7 @@ def product(kind: int) -> Kernel:
     panel, panel_scales = LANES if kind == INT4 else _line(kind, LANES), scale_bytes(kind, LANES)
     at_once = _panels_at_once(FEW_ROWS)
     wide, panels, fp32 = LANES * at_once, _PANELS, FP32
+    most_together, parts = _TOGETHER, _PARTS
 
     def kernel(args: Any) -> None:
         of = carray(args, (12 + source * 0,))
@@ -260,11 +265,16 @@ def product(kind: int) -> Kernel:
         groups, blocks = (outputs + group - 1) // group, (rows + row_block - 1) // row_block
         sums = np.empty((min(rows, row_block), group), dtype=np.float32)
         widened = np.empty(depth_block * wide if rows > few else 1, dtype=np.float32)
+        together = max(1, min(most_together, groups // parts))
+        shares = (groups + together - 1) // together
+        number = end_number = block = np.int64(0)
         while True:
-            task = take(of.ctypes.data)
-            if task >= groups * blocks:
-                break
-            block, number = task // groups, task % groups
+            if number == end_number:
+                task = take(of.ctypes.data)
+                if task >= shares * blocks:
+                    break
+                block, number = task // shares, task % shares * together
+                end_number = min(number + together, groups)
             here = min(row_block, rows - block * row_block)
             inputs = of[1] + block * row_block * stride * 4
             weights = of[5] + number * depth * line
@@ -298,6 +308,7 @@ def product(kind: int) -> Kernel:
                 for r in range(here):
                     for n in range(width):
                         sums[r, n] += biases[n]
+            number += 1
             for r in range(here):
                 place = (block * row_block + r) * of[10] + begin_out
                 if of[11] != 0:

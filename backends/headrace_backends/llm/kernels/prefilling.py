@@ -38,13 +38,14 @@ from headrace_backends.llm.kernels.products import (
     multiply_add,
     pointer_to,
     splat,
+    wide_registers,
 )
 
 ROWS: Final = 32
 """Of a tile: two vectors."""
 _KEYS: Final = 64
 _BLOCK: Final = 8
-"""Keys, or elements of values, whose sums are in registers at a time: twice so many vectors."""
+"""Keys, or elements of values, whose sums are in registers at a time: twice so many vectors, or in four parts."""
 _WIDTH: Final = 16
 _UNSEEN: Final = -1e30
 """The score of a key that a row does not see."""
@@ -58,19 +59,26 @@ def _add_product(_context: Any, left: Any, step: Any, stride: Any, right: Any, o
 
     Elements of `left` lie `step` bytes apart along the first axis and `stride` bytes along the second.
     """
+    most_rows, most_lanes = (_BLOCK, ROWS) if wide_registers() else (_BLOCK // 2, _WIDTH)
 
     def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        for first in range(0, _BLOCK, most_rows):
+            for lane in range(0, ROWS, most_lanes):
+                emit_part(builder, args, range(first, first + most_rows), range(lane, lane + most_lanes, _WIDTH))
+        return context.get_dummy_value()
+
+    def emit_part(builder: Any, args: Any, rows: range, lanes: range) -> None:
         left, step, stride, right, out, count = args
         vector = ir.VectorType(ir.FloatType(), _WIDTH)
-        places = [(i, lane) for i in range(_BLOCK) for lane in range(0, ROWS, _WIDTH)]
+        places = [(i, lane) for i in rows for lane in lanes]
         sums = {place: cgutils.alloca_once(builder, vector) for place in places}
         for (i, lane), kept in sums.items():
             builder.store(load(builder, out, i * ROWS + lane, _WIDTH, FP32), kept)
         with cgutils.for_range(builder, count, intp=_I64) as loop:
             line = builder.add(right, builder.mul(loop.index, ir.Constant(_I64, ROWS * 4)))
-            others = {lane: load(builder, line, lane, _WIDTH, FP32) for lane in range(0, ROWS, _WIDTH)}
+            others = {lane: load(builder, line, lane, _WIDTH, FP32) for lane in lanes}
             column = builder.add(left, builder.mul(loop.index, stride))
-            for i in range(_BLOCK):
+            for i in rows:
                 place = builder.add(column, builder.mul(step, ir.Constant(_I64, i)))
                 number = splat(builder, builder.load(pointer_to(builder, place, 0, ir.FloatType()), align=4), _WIDTH)
                 for lane, other in others.items():
@@ -79,7 +87,6 @@ def _add_product(_context: Any, left: Any, step: Any, stride: Any, right: Any, o
         for (i, lane), kept in sums.items():
             place = pointer_to(builder, out, (i * ROWS + lane) * 4, vector)
             builder.store(builder.load(kept), place, align=4)
-        return context.get_dummy_value()
 
     return types.void(*[types.int64] * 6), emit
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -26,6 +26,11 @@ _F32: Final = ir.FloatType()
 _FLAGS: Final = ("reassoc", "contract", "nsz")
 _MOST_SUMS: Final = 16
 """Vectors of sums that are kept in registers at a time."""
+
+
+def wide_registers() -> bool:
+    """Say whether the processor has 32 registers of 16 numbers, not 16 of 8."""
+    return bool(binding.get_host_cpu_features().get("avx512f"))
 
 
 def _width(dim: int) -> int:
