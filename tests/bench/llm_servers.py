@@ -183,9 +183,11 @@ def bytes_of_ours(found: Weights, settings: dict[str, Any]) -> float:
 
     if settings.get("engine", "headrace") != "headrace":
         return found.size
-    plain = 8 * chosen_dtype(settings.get("dtype", "auto")).itemsize
-    bits = {"int8": 8, "int4": 4 + 2 * plain / 32}  # 32 weights of 4 bits share a scale and a zero
-    return found.numbers * bits.get(settings.get("quantization"), plain) / 8
+    bits = {"int8": 8.5, "int4": 5}  # 32 weights share a factor of 16 bits, those of 4 bits two
+    quantization = settings.get("quantization")
+    if quantization in bits:
+        return found.numbers * bits[quantization] / 8
+    return 2 * found.numbers if chosen_dtype(settings.get("dtype", "auto")).itemsize == 2 else found.exact
 
 
 def limits(given: argparse.Namespace, speed: float) -> dict[str, dict[str, float]]:

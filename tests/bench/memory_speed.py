@@ -37,6 +37,8 @@ class Weights:
     numbers: int
     size: int
     """Bytes, as they lie in the files."""
+    exact: int
+    """Bytes that our engine keeps where it multiplies in fp32: as in the files, or 4 a number of kinds that it unpacks."""
 
 
 def weights(path: Path) -> Weights:
@@ -47,26 +49,38 @@ def weights(path: Path) -> Weights:
     found = [path] if path.is_file() else sorted(path.glob("*.safetensors")) or sorted(path.glob("*.gguf"))
     if not found:
         raise FileNotFoundError(f"{path}: neither safetensors nor a GGUF file")
-    tensors: dict[str, tuple[int, int]] = {}
+    tensors: dict[str, tuple[int, int, int]] = {}
     for file in found:
         tensors |= _gguf(file) if file.suffix == ".gguf" else _safetensors(file)
     if _HEADS & tensors.keys():
         tensors = {name: size for name, size in tensors.items() if not name.endswith(_EMBEDDINGS)}
-    return Weights(sum(numbers for numbers, _ in tensors.values()), sum(size for _, size in tensors.values()))
+    return Weights(*(sum(column) for column in zip(*tensors.values(), strict=True)))
 
 
-def _safetensors(file: Path) -> dict[str, tuple[int, int]]:
-    """Return how many numbers and bytes each tensor has."""
+def _safetensors(file: Path) -> dict[str, tuple[int, int, int]]:
+    """Return how many numbers and bytes each tensor has, and how many bytes our engine keeps of it."""
     with file.open("rb") as opened:
         header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
     header.pop("__metadata__", None)
     return {
-        name: (math.prod(tensor["shape"]), tensor["data_offsets"][1] - tensor["data_offsets"][0])
+        name: _counted(
+            math.prod(tensor["shape"]),
+            tensor["data_offsets"][1] - tensor["data_offsets"][0],
+            exact=tensor["dtype"] in {"BF16", "F32"},
+        )
         for name, tensor in header.items()
     }
 
 
-def _gguf(file: Path) -> dict[str, tuple[int, int]]:
+def _gguf(file: Path) -> dict[str, tuple[int, int, int]]:
     import gguf
 
-    return {tensor.name: (int(tensor.n_elements), int(tensor.n_bytes)) for tensor in gguf.GGUFReader(file).tensors}
+    kept = {"F32", "BF16", "Q8_0", "Q4_0", "Q4_1"}
+    return {
+        tensor.name: _counted(int(tensor.n_elements), int(tensor.n_bytes), exact=tensor.tensor_type.name in kept)
+        for tensor in gguf.GGUFReader(file).tensors
+    }
+
+
+def _counted(numbers: int, size: int, *, exact: bool) -> tuple[int, int, int]:
+    return numbers, size, size if exact else 4 * numbers

@@ -107,7 +107,7 @@ def _lines(builder: Any, kind: int, lines: Any, at_input: int, width: int, panel
 
     `lines` are of `width` outputs; `scale` of INT4 are the factor and what is added.
     """
-    offset = at_input * _line(kind, width) + panel * (LANES if kind == INT4 else _line(kind, LANES))
+    offset = at_input * _line(kind, width) + panel * panel_bytes(kind)
     numbers = _unpacked(builder, lines, offset, kind)
     if not SCALES[kind]:
         return numbers
@@ -142,22 +142,27 @@ def _loop(builder: Any, kind: int, depth: Any, scales: Any, panels: int, togethe
         loop_over(builder.mul(shared.index, ir.Constant(_I64, SHARED)), ir.Constant(_I64, SHARED), kept)
 
 
+def panel_bytes(kind: int) -> int:
+    """Return how far the weights of a vector of outputs lie from those of the next one, in a line."""
+    return LANES if kind == INT4 else _line(kind, LANES)
+
+
 def scale_bytes(kind: int, outputs: int) -> int:
     """Return the bytes of what `SHARED` weights of so many outputs share."""
     return SCALES[kind] * outputs * 2
 
 
 def _emit_products(
-    builder: Any, given: tuple[Any, ...], kind: int, width: int, rows: int, panel: int, panels: int
+    builder: Any, given: tuple[Any, ...], kind: int, width: int, rows: int, panels: int, fetched: int
 ) -> None:
-    """Emit the addition of products of so many rows with `panels` vectors of outputs, the first of which is `panel`."""
-    weights, scales, depth, inputs, stride, sums = given
+    """Emit the addition of products of so many rows with `panels` vectors of outputs.
+
+    `given` are as `_add_products` has them; lines of `fetched` bytes are asked for on the way, one for each input.
+    """
+    weights, scales, depth, inputs, stride, sums, ahead = given
     together = _UNROLLED[rows <= 2] * (2 if kind == INT4 else 1)
-    skipped = panel * (LANES if kind == INT4 else _line(kind, LANES))
-    weights = builder.add(weights, ir.Constant(_I64, skipped))
-    scales = builder.add(scales, ir.Constant(_I64, panel * scale_bytes(kind, LANES)))
     places = {
-        (r, p): pointer_to(builder, sums, (r * GROUP + (panel + p) * LANES) * 4, _VECTOR)
+        (r, p): pointer_to(builder, sums, (r * GROUP + p * LANES) * 4, _VECTOR)
         for r in range(rows)
         for p in range(panels)
     }
@@ -179,9 +184,9 @@ def _emit_products(
                     for p in range(panels):
                         total = _fused(builder, spread, parts[p][step], builder.load(kept[r, p]))
                         builder.store(total, kept[r, p])
-        if width == GROUP and not panel:
-            for line in range(0, together * _line(kind, width), 64):
-                prefetch_line(builder, builder.add(lines, ir.Constant(_I64, _AHEAD + line)))
+        asked = builder.add(ahead, builder.mul(first, ir.Constant(_I64, fetched)))
+        for line in range(0, together * fetched, 64):
+            prefetch_line(builder, builder.add(asked, ir.Constant(_I64, line)))
 
     _loop(builder, kind, depth, scales, panels, together, go_on)
     for at_sum, place in places.items():
@@ -189,36 +194,64 @@ def _emit_products(
 
 
 @intrinsic(prefer_literal=True)
-def _add_products(
-    _context: Any, weights: Any, scales: Any, depth: Any, inputs: Any, stride: Any, sums: Any, rows: Any,
-    kind: Any, width: Any,
+def _add_group(
+    _context: Any, weights: Any, scales: Any, depth: Any, inputs: Any, stride: Any, sums: Any, ahead: Any, rows: Any, kind: Any
 ) -> Any:  # fmt: skip
-    """Add the products of up to `FEW_ROWS` rows [rows, stride] of fp32, `depth` of each, to sums [rows, GROUP].
+    """Add the products of up to `FEW_ROWS` rows [rows, stride] of fp32, `depth` of each, with a group to sums [rows, GROUP].
 
-    `weights` and `scales` are of a vector of outputs and those beside it, in lines of `width` outputs.
+    All by their addresses. `ahead` are lines that are needed next.
     """
-    number, wide = int(kind.literal_value), int(width.literal_value)
+    number = int(kind.literal_value)
 
     def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        weights, scales, depth, inputs, stride, sums, ahead, rows = args[:8]
         for count in range(1, FEW_ROWS + 1):
-            with builder.if_then(builder.icmp_unsigned("==", args[6], ir.Constant(_I64, count))):
-                panels = min(wide // LANES, _panels_at_once(count))
-                for panel in range(0, wide // LANES, panels):
-                    _emit_products(builder, tuple(args[:6]), number, wide, count, panel, panels)
+            panels = _panels_at_once(count)
+            fetched = _line(number, LANES * panels)
+            with builder.if_then(builder.icmp_unsigned("==", rows, ir.Constant(_I64, count))):
+                if panels == _PANELS:  # one pass, over lines as they lie
+                    near = builder.add(weights, ir.Constant(_I64, _AHEAD))
+                    given = (weights, scales, depth, inputs, stride, sums, near)
+                    _emit_products(builder, given, number, GROUP, count, panels, fetched)
+                    continue
+                with cgutils.for_range(builder, ir.Constant(_I64, _PANELS // panels), intp=_I64) as loop:
+
+                    def plus(address: Any, size: int, index: Any = loop.index) -> Any:
+                        return builder.add(address, builder.mul(index, ir.Constant(_I64, size)))
+
+                    given = (
+                        plus(weights, panel_bytes(number) * panels), plus(scales, scale_bytes(number, LANES * panels)),
+                        depth, inputs, stride, plus(sums, LANES * panels * 4),
+                        builder.add(ahead, builder.mul(loop.index, builder.mul(depth, ir.Constant(_I64, fetched)))),
+                    )  # fmt: skip
+                    _emit_products(builder, given, number, GROUP, count, panels, fetched)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 7, kind, width), emit
+    return types.void(*[types.int64] * 8, kind), emit
 
 
 @intrinsic(prefer_literal=True)
-def _widen_lines(
-    _context: Any, weights: Any, scales: Any, depth: Any, out: Any, kind: Any, panels: Any, ahead: Any
+def _add_widened(
+    _context: Any, widened: Any, depth: Any, inputs: Any, stride: Any, sums: Any, ahead: Any, rows: Any, kind: Any
 ) -> Any:  # fmt: skip
-    """Put `panels` vectors of a group's weights for `depth` inputs into `out` [depth, panels, LANES] of fp32.
+    """Do the same with the vectors of outputs of which `_widen_lines` has widened the weights, kept as `kind` says."""
+    number, panels = int(kind.literal_value), _panels_at_once(FEW_ROWS)
 
-    The lines that lie `ahead` inputs further on are asked for, unless that is 0.
-    """
-    number, vectors, further = (int(each.literal_value) for each in (kind, panels, ahead))
+    def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        widened, depth, inputs, stride, sums, ahead, rows = args[:7]
+        given = (widened, ir.Constant(_I64, 0), depth, inputs, stride, sums, ahead)
+        for count in range(1, FEW_ROWS + 1):
+            with builder.if_then(builder.icmp_unsigned("==", rows, ir.Constant(_I64, count))):
+                _emit_products(builder, given, FP32, LANES * panels, count, panels, _line(number, LANES * panels))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 7, kind), emit
+
+
+@intrinsic(prefer_literal=True)
+def _widen_lines(_context: Any, weights: Any, scales: Any, depth: Any, out: Any, kind: Any) -> Any:
+    """Put the weights of as many vectors of outputs as are multiplied at once, for `depth` inputs, side by side as fp32."""
+    number, vectors = int(kind.literal_value), _panels_at_once(FEW_ROWS)
 
     def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         weights, scales, depth, out = args[:4]
@@ -228,19 +261,13 @@ def _widen_lines(
             wide = builder.add(out, builder.mul(first, ir.Constant(_I64, LANES * vectors * 4)))
             for p in range(vectors):
                 for step, numbers in enumerate(_lines(builder, number, lines, 0, GROUP, p, pairs[p])):
-                    builder.store(
-                        numbers, pointer_to(builder, wide, (step * vectors + p) * LANES * 4, _VECTOR), align=4
-                    )
-            if further:
-                for at_byte in range(0, together * _line(number, GROUP), 64):
-                    distance = ir.Constant(_I64, further * _line(number, GROUP) + at_byte)
-                    prefetch_line(builder, builder.add(lines, distance))
+                    place = pointer_to(builder, wide, (step * vectors + p) * LANES * 4, _VECTOR)
+                    builder.store(numbers, place, align=4)
 
-        together = 2 if number == INT4 else 1
-        _loop(builder, number, depth, scales, vectors, together, go_on)
+        _loop(builder, number, depth, scales, vectors, 2 if number == INT4 else 1, go_on)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 4, kind, panels, ahead), emit
+    return types.void(*[types.int64] * 4, kind), emit
 
 
 @cache
@@ -254,9 +281,9 @@ def product(kind: int) -> Kernel:
     source = SOURCES
     lanes, group, row_block, depth_block, shared, few = LANES, GROUP, _ROWS, _DEPTH, SHARED, FEW_ROWS
     line, line_scales = _line(kind, GROUP), scale_bytes(kind, GROUP)
-    panel, panel_scales = LANES if kind == INT4 else _line(kind, LANES), scale_bytes(kind, LANES)
+    panel, panel_scales = panel_bytes(kind), scale_bytes(kind, LANES)
     at_once = _panels_at_once(FEW_ROWS)
-    wide, panels, fp32 = LANES * at_once, _PANELS, FP32
+    wide, panels, fetched = LANES * at_once, _PANELS, _line(kind, LANES)
     most_together, parts = _TOGETHER, _PARTS
 
     def kernel(args: Any) -> None:
@@ -280,27 +307,30 @@ def product(kind: int) -> Kernel:
             weights = of[5] + number * depth * line
             scales = of[6] + number * (depth // shared) * line_scales
             sums[:here] = np.float32(0.0)
-            if rows <= few:
-                _add_products(weights, scales, depth, inputs, stride, sums.ctypes.data, rows, kind, group)
-            else:
-                for first in range(0, depth, depth_block):
-                    many = min(depth_block, depth - first)
-                    begin = inputs + first * 4
-                    for p in range(0, panels, at_once):
-                        place = weights + first * line + p * panel
-                        scale = scales + first // shared * line_scales + p * panel_scales
-                        if p == 0:
-                            _widen_lines(place, scale, many, widened.ctypes.data, kind, at_once, depth_block)
-                        else:
-                            _widen_lines(place, scale, many, widened.ctypes.data, kind, at_once, 0)
-                        row = 0
-                        while row < here:  # as even parts as can be
-                            count = (here - row + few - 1) // few
-                            size = (here - row + count - 1) // count
-                            end = sums.ctypes.data + (row * group + p * lanes) * 4
-                            rows_at = begin + row * stride * 4
-                            _add_products(widened.ctypes.data, 0, many, rows_at, stride, end, size, fp32, wide)
-                            row += size
+            for first in range(0, depth, depth_block):
+                many = min(depth_block, depth - first)
+                begin = inputs + first * 4
+                block_weights = weights + first * line
+                block_scales = scales + first // shared * line_scales
+                ahead = block_weights + many * line
+                if rows <= few:
+                    sums_at = sums.ctypes.data
+                    _add_group(block_weights, block_scales, many, begin, stride, sums_at, ahead, rows, kind)
+                    continue
+                for p in range(0, panels, at_once):
+                    _widen_lines(
+                        block_weights + p * panel, block_scales + p * panel_scales, many, widened.ctypes.data, kind
+                    )
+                    asked = ahead + p * many * fetched
+                    row = 0
+                    while row < here:  # as even parts as can be
+                        count = (here - row + few - 1) // few
+                        size = (here - row + count - 1) // count
+                        end = sums.ctypes.data + (row * group + p * lanes) * 4
+                        rows_at = begin + row * stride * 4
+                        _add_widened(widened.ctypes.data, many, rows_at, stride, end, asked, size, kind)
+                        asked = widened.ctypes.data
+                        row += size
             begin_out = number * group
             width = min(group, outputs - begin_out)
             if of[7] != 0:
