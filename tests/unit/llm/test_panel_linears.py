@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from headrace_backends.llm import packed_linears, panel_linears
+from headrace_backends.llm.kernels import panels
 from headrace_backends.llm.kernels.panels import BF16, FEW_ROWS, FP32, INT4, INT8
 from headrace_backends.llm.panel_linears import ByRows, PanelLinear, maker
 from headrace_backends.llm.runner import TorchRunner
@@ -85,6 +86,21 @@ def test_a_rows_products_have_the_same_bits_alone_and_among_others(kind, dtype):
     alone = torch.cat([linear(row[None]) for row in rows])
     for count in COUNTS:
         assert torch.equal(linear(rows[:count]), alone[:count])
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_the_bits_do_not_depend_on_how_many_registers_there_are(kind, monkeypatch):
+    """More of them have more outputs summed at once: what a processor with AVX-512 does, as another runs it."""
+    rows = _rows(70, 576)
+    outs = []
+    for wide in (False, True):
+        monkeypatch.setattr(panels, "wide_registers", lambda wide=wide: wide)
+        panels.product.cache_clear()
+        linear = maker(None)(EXACT[kind], None)
+        outs.append([linear(rows[:count]) for count in COUNTS[:-1]])
+    panels.product.cache_clear()
+    for one, other in zip(*outs, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_more_weights_than_are_widened_at_a_time_are_summed_in_one_order():
