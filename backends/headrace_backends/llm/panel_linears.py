@@ -65,6 +65,7 @@ def _exact(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
     """Return the product with the weights as they are."""
     if weight.shape[1] % SHARED or weight.dtype not in {torch.float32, torch.bfloat16} or _as_fast_packed(weight):
         return packed(weight, bias)
+    weight = weight.contiguous()
     if weight.dtype == torch.bfloat16 or torch.equal(weight.to(torch.bfloat16).float(), weight):
         return PanelLinear(BF16, _lines_of_bf16(weight), None, weight, bias)
     for kind, in_steps in ((INT4, _like_q4_1), (INT4, _like_q4_0), (INT8, _like_q8_0)):
@@ -78,7 +79,7 @@ def _rounded(kind: int, weight: torch.Tensor, bias: torch.Tensor | None = None) 
     """Return the product with the weights rounded to integers; where the processor multiplies bf16, of many rows in that."""
     if weight.shape[1] % SHARED:
         return packed(weight, bias)
-    integers, scales = _ROUNDED[kind](weight.float())
+    integers, scales = _ROUNDED[kind](weight.float().contiguous())
     few = _of_steps(kind, integers, scales, weight, bias)
     if not _as_fast_packed(weight):
         return few
@@ -123,11 +124,6 @@ class PanelLinear:
         self._scales: Final = scales
         self._bias: Final = None if bias is None else bias.detach().float().contiguous()
         self._kernel: Final = product(kind)
-
-    @property
-    def num_bytes(self) -> int:
-        """How much is read for a row."""
-        return int(self._weight.nbytes + (0 if self._scales is None else self._scales.nbytes))
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """Take rows [T, depth] and return rows [T, outputs] of the same dtype."""

@@ -235,9 +235,10 @@ def _add_widened(
     _context: Any, widened: Any, depth: Any, inputs: Any, stride: Any, sums: Any, ahead: Any, rows: Any, kind: Any
 ) -> Any:  # fmt: skip
     """Do the same with the vectors of outputs of which `_widen_lines` has widened the weights, kept as `kind` says."""
-    number, panels = int(kind.literal_value), _panels_at_once(FEW_ROWS)
+    number = int(kind.literal_value)
 
     def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        panels = _panels_at_once(FEW_ROWS)
         widened, depth, inputs, stride, sums, ahead, rows = args[:7]
         given = (widened, ir.Constant(_I64, 0), depth, inputs, stride, sums, ahead)
         for count in range(1, FEW_ROWS + 1):
@@ -251,9 +252,10 @@ def _add_widened(
 @intrinsic(prefer_literal=True)
 def _widen_lines(_context: Any, weights: Any, scales: Any, depth: Any, out: Any, kind: Any) -> Any:
     """Put the weights of as many vectors of outputs as are multiplied at once, for `depth` inputs, side by side as fp32."""
-    number, vectors = int(kind.literal_value), _panels_at_once(FEW_ROWS)
+    number = int(kind.literal_value)
 
     def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        vectors = _panels_at_once(FEW_ROWS)
         weights, scales, depth, out = args[:4]
 
         def go_on(first: Any, pairs: Any) -> None:

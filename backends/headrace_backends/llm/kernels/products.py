@@ -14,6 +14,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from headrace_backends.llm.kernels.emitting import prefetch_line
+
 FP32, BF16, INT8 = range(3)
 """How a cache keeps numbers."""
 BYTES: Final = {FP32: 4, BF16: 2, INT8: 1}
@@ -24,8 +26,8 @@ _I32: Final = ir.IntType(32)
 _I64: Final = ir.IntType(64)
 _F32: Final = ir.FloatType()
 _FLAGS: Final = ("reassoc", "contract", "nsz")
-_MOST_SUMS: Final = 16
-"""Vectors of sums that are kept in registers at a time."""
+_SUMS: Final = {True: 16, False: 4}
+"""Vectors of sums that are kept in registers at a time, by whether those are wide."""
 
 
 def wide_registers() -> bool:
@@ -122,21 +124,26 @@ def _literals(*values: Any) -> list[int]:
 
 @intrinsic(prefer_literal=True)
 def query_products(
-    _context: Any, key: Any, stride: Any, count: Any, query: Any, out: Any, out_stride: Any,
-    kind: Any, dim: Any, group: Any, scale: Any,
+    _context: Any, key: Any, stride: Any, count: Any, query: Any, out: Any, out_stride: Any, ahead: Any,
+    kind: Any, dim: Any, group: Any, scale: Any, lines: Any,
 ) -> Any:  # fmt: skip
     """Put query[g] . key[t] into out[g, t] for the group's queries and `count` keys that lie `stride` bytes apart.
+
+    With each key the first `lines` lines of memory of another are asked for, which lies as far behind `ahead`.
 
     Addresses are of a row of the cache, and of fp32 [group, dim] and [group, out_stride]. `scale` is where a key's factor
     lies in its row, for integers.
     """
-    numbers, width_of, groups, scale_at = _literals(kind, dim, group, scale)
+    numbers, width_of, groups, scale_at, asked = _literals(kind, dim, group, scale, lines)
 
     def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        key, stride, count, query, out, out_stride = args[:6]
+        key, stride, count, query, out, out_stride, ahead = args[:7]
         width = _width(width_of)
         with cgutils.for_range(builder, count, intp=_I64) as loop:
-            row = builder.add(key, builder.mul(loop.index, stride))
+            distance = builder.mul(loop.index, stride)
+            row = builder.add(key, distance)
+            for line in range(asked):
+                prefetch_line(builder, builder.add(builder.add(ahead, distance), ir.Constant(_I64, 64 * line)))
             sums: list[Any] = [None] * groups
             for at in range(0, width_of, width):
                 part = load(builder, row, at, width, numbers)
@@ -157,8 +164,8 @@ def query_products(
                 builder.store(total, pointer_to(builder, place, 0, _F32), align=4)
         return context.get_dummy_value()
 
-    ints = [types.int64] * 6
-    return types.void(*ints, kind, dim, group, scale), emit
+    ints = [types.int64] * 7
+    return types.void(*ints, kind, dim, group, scale, lines), emit
 
 
 @intrinsic(prefer_literal=True)
@@ -172,7 +179,7 @@ def weighted_sums(
     def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         value, stride, count, weights, weights_stride, total = args[:6]
         width = _width(width_of)
-        at_once = max(1, _MOST_SUMS // groups) * width
+        at_once = max(1, _SUMS[wide_registers()] // groups) * width
         vector = ir.VectorType(_F32, width)
         for first in range(0, width_of, at_once):
             parts = range(first, min(first + at_once, width_of), width)
