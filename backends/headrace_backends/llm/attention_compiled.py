@@ -106,7 +106,10 @@ class CompiledStep:
         )  # fmt: skip
 
     def tiles(self, group: int) -> NDArray[np.int64]:
-        """Return the tiles of the spans of many queries, for `group` query heads to a KV head: what `kernels.prefilling` says of them. The longest come first."""
+        """Return the tiles of the spans of many queries, for `group` query heads to a KV head; the longest come first.
+
+        They are as `kernels.prefilling` has them.
+        """
         from headrace_backends.llm.kernels.prefilling import ROWS
 
         if group not in self._tiles:

@@ -13,18 +13,9 @@ from typing import Any, Final
 
 import torch
 
-from headrace_backends.llm.kernels.panels import (
-    BF16,
-    FEW_ROWS,
-    FP32,
-    GROUP,
-    INT4,
-    INT8,
-    LANES,
-    SHARED,
-    product,
-)
+from headrace_backends.llm.kernels.panels import FEW_ROWS, GROUP, INT4, LANES, SHARED, product
 from headrace_backends.llm.kernels.pool import Arguments
+from headrace_backends.llm.kernels.products import BF16, FP32, INT8
 from headrace_backends.llm.kernels.rows import widening
 from headrace_backends.llm.packed_linears import Linear, Maker, multiplies_bf16, packed
 from headrace_backends.llm.program import Program, Rows

@@ -75,7 +75,8 @@ class SchedulerDriver(BatchDriver):
         """Queue a request; `done` is called once with its outcome, unless it is cancelled first.
 
         Where the model is decoupled it is called for every response; the last is an error or `final`. `done` runs on the
-        loop and should be quick; where it raises, the request is over, and it is called once more, with an error. Raises InferError UNAVAILABLE where the queue is full.
+        loop and should be quick; where it raises, the request is over, and it is called once more, with an error. Raises
+        InferError UNAVAILABLE where the queue is full.
         """
         now = self._now_ns()
         pending = Pending(prepared, done)

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 
 from headrace_backends.llm import packed_linears, panel_linears
 from headrace_backends.llm.kernels import panels
-from headrace_backends.llm.kernels.panels import BF16, FEW_ROWS, FP32, INT4, INT8
+from headrace_backends.llm.kernels.panels import FEW_ROWS, INT4
+from headrace_backends.llm.kernels.products import BF16, FP32, INT8
 from headrace_backends.llm.panel_linears import ByRows, PanelLinear, maker
 from headrace_backends.llm.runner import TorchRunner
 from headrace_backends.llm.sampling_params import SamplingParams

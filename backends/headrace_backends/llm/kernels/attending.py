@@ -1,7 +1,7 @@
 """Attention of single queries over the block table: all sequences of a step in one call.
 
-A query of one KV head, with the query heads that share it, is a task, or of all KV heads where there are many queries; threads take
-tasks until none is left. A task's
+A query of one KV head, with the query heads that share it, is a task, or of all KV heads where there are many queries; threads
+take tasks until none is left. A task's
 numbers depend on nothing but its own queries and keys. Scores and sums are in fp32; keys are gone through `_SPAN` at a time
 with the running maximum and sum of Milakov and Gimelshein (2018, "Online normalizer calculation for softmax").
 """

@@ -19,10 +19,10 @@ from numba.extending import intrinsic
 
 from headrace_backends.llm.kernels.emitting import SOURCES, at, compiled, narrow, prefetch_line, take
 from headrace_backends.llm.kernels.pool import Kernel
-from headrace_backends.llm.kernels.products import pointer_to, splat, wide_registers
+from headrace_backends.llm.kernels.products import BF16, FP32, INT8, load, pointer_to, splat, wide_registers
 
-FP32, BF16, INT8, INT4 = range(4)
-"""How weights are kept. Of integers each `SHARED` weights of an output have a factor in fp16, and those of 4 bits a number too,
+INT4: Final = 3
+"""How weights may be kept besides what `products` has for the cache. Of integers each `SHARED` weights of an output have a factor in fp16, and those of 4 bits a number too,
 that is added: what Q8_0, Q4_0 and Q4_1 of GGUF files have."""
 LANES: Final = 16
 GROUP: Final = 64
@@ -41,8 +41,6 @@ _TOGETHER: Final = 8
 """Groups of outputs that a thread takes at a time, at most: what it asked for ahead is then for itself."""
 _PARTS: Final = 12
 """Tasks of a product at least, if it has so many groups."""
-_UNROLLED: Final = {True: 4, False: 2}
-"""Inputs, or pairs of INT4, that a loop goes on by, for one or two rows and for more."""
 _AHEAD: Final = 8192
 """Bytes that weights are asked for before they are used: the processor's own guess is too short to keep memory busy."""
 
@@ -54,14 +52,9 @@ _VECTOR: Final = ir.VectorType(_F32, LANES)
 _WIDE: Final = ir.VectorType(_I32, LANES)
 
 
-def _registers() -> int:
-    """Return how many vectors of `LANES` numbers the processor has room for, for sums."""
-    return 12 if wide_registers() else 6
-
-
 def _panels_at_once(rows: int) -> int:
     """Return how many vectors of outputs are summed at once for so many rows: a sum waits for the one before it."""
-    most = _registers() // rows
+    most = (12 if wide_registers() else 6) // rows  # sums that registers have room for
     return 4 if most >= 4 else 2 if most >= 2 else 1
 
 
@@ -80,8 +73,8 @@ def _whole(value: int) -> Any:
 
 def _unpacked(builder: Any, address: Any, offset: int, kind: int) -> list[Any]:
     """Return the numbers of a vector's line, as fp32 or integers in fp32; two lines' of INT4."""
-    if kind == FP32:
-        return [builder.load(pointer_to(builder, address, offset, _VECTOR), align=4)]
+    if kind in {FP32, INT8}:
+        return [load(builder, builder.add(address, ir.Constant(_I64, offset)), 0, LANES, kind)]
     if kind == BF16:
         half = ir.VectorType(_I32, LANES // 2)
         pairs = builder.load(pointer_to(builder, address, offset, half), align=2)
@@ -90,8 +83,6 @@ def _unpacked(builder: Any, address: Any, offset: int, kind: int) -> list[Any]:
         both = builder.shuffle_vector(low, high, ir.Constant(_WIDE, list(range(LANES))))
         return [builder.bitcast(both, _VECTOR)]
     packed = builder.load(pointer_to(builder, address, offset, ir.VectorType(_I8, LANES)), align=1)
-    if kind == INT8:
-        return [builder.sitofp(builder.sext(packed, _WIDE), _VECTOR)]
     wide = builder.zext(packed, _WIDE)
     parts = (builder.and_(wide, _whole(15)), builder.lshr(wide, _whole(4)))
     return [builder.sitofp(part, _VECTOR) for part in parts]
@@ -160,7 +151,7 @@ def _emit_products(
     `given` are as `_add_products` has them; lines of `fetched` bytes are asked for on the way, one for each input.
     """
     weights, scales, depth, inputs, stride, sums, ahead = given
-    together = _UNROLLED[rows <= 2] * (2 if kind == INT4 else 1)
+    together = (4 if rows <= 2 else 2) * (2 if kind == INT4 else 1)  # with few rows the loop itself costs more
     places = {
         (r, p): pointer_to(builder, sums, (r * GROUP + p * LANES) * 4, _VECTOR)
         for r in range(rows)

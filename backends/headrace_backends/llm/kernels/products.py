@@ -26,8 +26,6 @@ _I32: Final = ir.IntType(32)
 _I64: Final = ir.IntType(64)
 _F32: Final = ir.FloatType()
 _FLAGS: Final = ("reassoc", "contract", "nsz")
-_SUMS: Final = {True: 16, False: 4}
-"""Vectors of sums that are kept in registers at a time, by whether those are wide."""
 
 
 def wide_registers() -> bool:
@@ -179,7 +177,8 @@ def weighted_sums(
     def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         value, stride, count, weights, weights_stride, total = args[:6]
         width = _width(width_of)
-        at_once = max(1, _SUMS[wide_registers()] // groups) * width
+        most = 16 if wide_registers() else 4  # vectors of sums that registers have room for
+        at_once = max(1, most // groups) * width
         vector = ir.VectorType(_F32, width)
         for first in range(0, width_of, at_once):
             parts = range(first, min(first + at_once, width_of), width)
